@@ -1155,7 +1155,7 @@ class Diverged(CoordinationError):
     evidence: str = ""
 
     def sentence(self) -> str:
-        kept = f"; its state is saved: `marshal diff {self.group} --state {self.evidence}`" if self.evidence else ""
+        kept = f"; its state is saved: `marshal explain {self.group} --state {self.evidence}`" if self.evidence else ""
         return (
             f"group {self.group!r}: this process's state of coordination partition {self.log} is wrong from offset "
             f"{self.offset} on ({self.held:016x}, not {self.again:016x}): {self.reason}; the consumer has stopped; "

@@ -96,7 +96,7 @@ def test_a_default_of_a_field_need_not_be_given() -> None:
 def test_what_is_noted_later_is_in_the_text() -> None:
     error = Diverged("billing", 0, 5, 1, 2, "bits")
     error.keep("state.bin")
-    assert str(error).endswith("restart the process; its state is saved: `marshal diff billing --state state.bin`")
+    assert str(error).endswith("restart the process; its state is saved: `marshal explain billing --state state.bin`")
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,10 @@ from marshal_py.cli import (
     get,
     groups,
     index,
-    lag,
     log,
     log_reset,
     members,
     pause,
-    pin,
     position,
     produce,
     run,
@@ -47,10 +45,9 @@ app.command("consume", epilog=consume.EXAMPLE)(consume.consume)
 app.command("run", epilog=run.EXAMPLE, context_settings=run.WORDS)(run.run)
 app.command("produce", epilog=produce.EXAMPLE)(produce.produce)
 app.command("get", epilog=get.EXAMPLE)(get.get)
-app.add_typer(index.app, name="index")
+app.command("index", epilog=index.EXAMPLE)(index.index)
 app.add_typer(topics.app, name="topics")
 app.command("state", epilog=state.EXAMPLE)(state.state)
-app.command("lag", epilog=lag.EXAMPLE)(lag.lag)
 log.app.command("reset", epilog=log_reset.EXAMPLE)(log_reset.reset)
 app.add_typer(log.app, name="log")
 app.command("advisories", epilog=advisories.EXAMPLE)(advisories.advisories)
@@ -61,10 +58,8 @@ app.command("resume", epilog=pause.RESUME_EXAMPLE)(pause.resume)
 app.command("set-position", epilog=position.EXAMPLE)(position.set_position)
 app.add_typer(groups.app, name="groups")
 app.add_typer(members.app, name="members")
-app.add_typer(pin.app, name="pin")
 app.command("evict", epilog=members.EVICT_EXAMPLE)(members.evict)
 app.command("explain", epilog=explain.EXAMPLE)(explain.explain)
-app.command("diff", epilog=explain.DIFF_EXAMPLE)(explain.diff)
 app.command("snapshot", epilog=snapshot.EXAMPLE)(snapshot.snapshot)
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(bench.app, name="bench")

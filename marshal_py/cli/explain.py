@@ -1,4 +1,4 @@
-"""`marshal explain` and `marshal diff`: what happened to a partition or a group, from the log itself."""
+"""`marshal explain`: what happened to a partition or a group, from the log itself."""
 
 from __future__ import annotations
 
@@ -28,48 +28,70 @@ from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.transport.ports import LogRecord
 
 EXAMPLE: Final = output.example("marshal explain billing orders:0 --json")
-DIFF_EXAMPLE: Final = output.example("marshal diff billing --at 5 --at 20")
 
 
 @command
 def explain(
     options: ReadOptions,
     group: changes.GroupName,
-    partition: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION", help="Which partition.")],
-    at: Annotated[
-        str | None, typer.Option("--at", metavar="TIME", help="As of then: ISO-8601, UTC if it names no zone.")
+    partition: Annotated[
+        str | None,
+        typer.Argument(metavar="TOPIC:PARTITION", help="Which partition; without it: what changed in the group."),
     ] = None,
-    offset: Annotated[int | None, typer.Option("--offset", min=0, help="As of this offset of the group's log.")] = None,
+    at: Annotated[str | None, typer.Option("--at", metavar="TIME|OFFSET", help="As of then; now if left out.")] = None,
     since: Annotated[
         str | None,
         typer.Option(
             "--since",
-            metavar="TIME",
-            help="Also what happened from then on, or `earliest`; without it, what led to the present state.",
+            metavar="TIME|OFFSET",
+            help="What happened from then on, or `earliest`. Of a partition without it, what led to the state.",
         ),
     ] = None,
     count: Annotated[int, typer.Option("-n", min=1, help="At most this many records.")] = LINES_MAX,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Instead: compare the state that a consumer kept when it ended with Diverged with the log.",
+        ),
+    ] = None,
 ) -> None:
-    """Show who owns a partition, its position, and the records that led to this.
+    """Show who owns a partition, its position, and the records that led to this; or what changed in a group.
 
-    Of a long log it reads what follows the newest snapshot, and before that the records alone that the present state
-    comes from, and says where it began. --since looks further back.
+    A time is ISO-8601, UTC if it names no zone; an offset is one of the group's log. Of a long log it reads what
+    follows the newest snapshot, and before that the records alone that the present state comes from, and says where it
+    began. --since looks further back.
     """
-    if at is not None and offset is not None:
-        raise typer.BadParameter("give --at or --offset, not both")
-    cut = _cut(at) if at is not None else Cut(offset)
-    if at is not None and cut.time_ms is None:
-        raise typer.BadParameter(f"--at takes a time; for an offset use --offset {at}")
+    if state is not None:
+        if partition is not None or at is not None or since is not None:
+            raise typer.BadParameter("--state compares at the offset that the file names: it goes alone")
+        kept = divergence_report.load(state, group)
+        with _reader(group, options) as reader:
+            _against_log(kept, *reader.history(kept["at_offset"]), options.as_json)
+        return
+    cut = Cut() if at is None else _cut(at)
+    begin = cut if since is None else Cut(0) if since == EARLIEST else _cut(since)
+    if partition is not None:
+        _explain(options, group, partition, cut, begin, count)
+    elif since is not None:
+        _diff(options, group, begin, cut)
+    else:
+        raise typer.BadParameter("name TOPIC:PARTITION; or --since, for what changed in the group")
+
+
+def _explain(options: ReadOptions, group: str, partition: str, cut: Cut, begin: Cut, count: int) -> None:
     topic, colon, number = partition.rpartition(":")
     if not colon or not number.isdigit():
         raise typer.BadParameter(f"{partition!r} is not TOPIC:PARTITION")
     tp = TopicPartition(topic, int(number))
-    begin = cut if since is None else Cut(0) if since == EARLIEST else _cut(since)
     with _reader(group, options) as reader:
         found = reader.explain(tp, cut, count, reader.offset_of(begin))
         way_back = reader.way_back() if reader.began_at else ""
     if not found.known and found.deleted:
-        raise output.CommandFailed(f"{GroupDeleted(group)}; as it was before: --offset {max(found.causes) - 1}")
+        raise output.CommandFailed(f"{GroupDeleted(group)}; as it was before: --at {max(found.causes) - 1}")
     if not found.known:
         topics = _known(group, options)
         near = f" ({topics[topic]} partitions of {topic!r})" if topic in topics else suggestion(topic, topics)
@@ -115,39 +137,13 @@ def _print(group: str, found: Explanation, began: str) -> None:
         print(_text(line))
 
 
-@command
-def diff(
-    options: ReadOptions,
-    group: changes.GroupName,
-    at: Annotated[
-        list[str] | None, typer.Option("--at", metavar="TIME|OFFSET", help="Give it twice: from, to.")
-    ] = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            "--state",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="Instead: compare the state that a consumer kept when it ended with Diverged with the log.",
-        ),
-    ] = None,
-) -> None:
-    """Show what changed in a group between two times or offsets of its log."""
-    if state is not None and not at:
-        kept = divergence_report.load(state, group)
-        with _reader(group, options) as reader:
-            _against_log(kept, *reader.history(kept["at_offset"]), options.as_json)
-        return
-    if at is None or len(at) != 2 or state is not None:
-        raise typer.BadParameter("give --at twice: from, to; or --state")
-    earlier, later = map(_cut, at)
+def _diff(options: ReadOptions, group: str, earlier: Cut, later: Cut) -> None:
     with _reader(group, options) as reader:
         world, records = reader.reaching(earlier, reader.offset_of(earlier))
         try:
             found = history.diff(world, records, group, earlier, later)
         except InvalidOption as error:
-            raise typer.BadParameter(f"{at[1]} lies before {at[0]}: give the earlier --at first") from error
+            raise typer.BadParameter("--at lies before --since") from error
     if not found.records:
         _known(group, options)  # else nothing happened between them
     if options.as_json:

@@ -67,7 +67,7 @@ class GetOptions(DecodingOptions):
         str, typer.Option(help=f"How the producers choose the partition of a key: {', '.join(PARTITIONERS)}.")
     ] = ALL
     index: Annotated[
-        Path | None, typer.Option("--index", metavar="FILE", help="Answer with this key index (`marshal index build`).")
+        Path | None, typer.Option("--index", metavar="FILE", help="Answer with this key index (`marshal index`).")
     ] = None
     read_uncommitted: Annotated[
         bool, typer.Option("--read-uncommitted", help="Also messages of open and aborted transactions.")

@@ -1,32 +1,31 @@
-"""`marshal groups ls / info / create / update / shrink / rm`: the groups of a coordination topic."""
+"""`marshal groups ls / create / update / shrink / rm`: the groups of a coordination topic."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
 from rich.table import Table
 
+from marshal_py.admin.group import Group as LiveGroup
 from marshal_py.admin.plans import impact
+from marshal_py.admin.plans.membership import Edit, with_mappings, with_members, without_mappings, without_members
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.diagnosis import TITLES
-from marshal_py.admin.views.group_info import POLICIES, plain
 from marshal_py.admin.views.looking import Looking
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import NOBODY, CommonOptions, command
 from marshal_py.client.marshal import connect
 from marshal_py.client.values.group_config import NAMES, check_settings
-from marshal_py.client.values.where import print_table
 from marshal_py.errors import AccessDenied, CoordinationTopicMissing, GroupMissing
 from marshal_py.log.observer import Observer
-from marshal_py.protocol.fold.policies import policy_named
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import TopicPartition
 
 LS_EXAMPLE: Final = output.example("marshal groups ls")
-INFO_EXAMPLE: Final = output.example("marshal groups info billing")
 CREATE_EXAMPLE: Final = output.example(
     "marshal groups create shipping --policy members --max-members 12 --member m1 --member m2 --yes"
 )
@@ -64,6 +63,17 @@ MapOption = Annotated[
     typer.Option(
         "--map", metavar="NAME=PARTITIONS", help="Instead of --member: which partitions a member has, as m1=0,1,2."
     ),
+]
+AddMemberOption = Annotated[
+    list[str] | None,
+    typer.Option("--add-member", metavar="NAME", help="Add a member to the list; the others stay. Repeatable."),
+]
+DropMemberOption = Annotated[
+    list[str] | None,
+    typer.Option("--drop-member", metavar="NAME", help="Drop a member from the list; the others stay. Repeatable."),
+]
+NoMapOption = Annotated[
+    bool, typer.Option("--no-map", help="Delete the mappings: nobody consumes until there are members or mappings.")
 ]
 PriorityGroupsOption = Annotated[
     list[str] | None,
@@ -140,7 +150,24 @@ class CreateOptions(SettingOptions, changes.ChangeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateOptions(SettingOptions, changes.PauseOptions):
-    """Adds the settings to what a change asks that pauses the group."""
+    """Adds the settings, and edits of the list of members, to what a change asks that pauses the group."""
+
+    added: AddMemberOption = None
+    dropped: DropMemberOption = None
+    without_map: NoMapOption = False
+
+    def edit(self, wanted: dict[str, Any]) -> Edit | None:
+        """Returns the change of the members that was asked for, which keeps the others as they are then; None if only
+        settings were. The mappings alone replace the list of members, if the group has one.
+        """
+        edits = [with_members(self.added)] if self.added else []
+        edits += [without_members(self.dropped)] if self.dropped else []
+        edits += [without_mappings] if self.without_map else []
+        if wanted.keys() == {"mappings"} and not edits:
+            return with_mappings(wanted["mappings"])
+        if len(edits) > 1 or (edits and wanted):
+            raise typer.BadParameter("--add-member, --drop-member and --no-map go alone: one command for each change")
+        return edits[0] if edits else None
 
 
 ELSEWHERE: Final = {"paused", "parked", "silent"}  # causes that other words of a group's state tell
@@ -222,62 +249,6 @@ def _condition(group: dict[str, Any]) -> str:
     return ", ".join([*paused, *([words] if words != "running" or not paused else []), *parked])
 
 
-@app.command("info", epilog=INFO_EXAMPLE)
-@command
-def info(
-    options: CommonOptions,
-    group: changes.GroupName,
-    as_csv: Annotated[
-        bool,
-        typer.Option(
-            "--csv", help="Print topic,partition,offset for `marshal set-position --to` and kafka-consumer-groups."
-        ),
-    ] = False,
-) -> None:
-    """Show a group: topics, consumers, positions, pause."""
-    target = options.group(group)
-    if as_csv:
-        print(print_table(target.positions()), end="")
-        return
-    found = target.info()
-    if options.as_json:
-        output.print_json(plain(found))
-        return
-    failover = f"{found.failover_s:g} s" if found.failover_s else "never"
-    origin = found.settings_from
-    rows = {
-        "group": found.group,
-        "delivery": found.delivery,
-        "policy": found.policy,
-        "max members": found.max_members,
-        "priority timeout": None if found.priority_timeout_s is None else f"{found.priority_timeout_s:g} s",
-        "failover": failover if found.policy in POLICIES["failover_s"] else None,
-        "lag weights": "yes" if found.lag_weighted else None,
-        "priority group": ", ".join(one.name for one in found.priority_groups) or None,
-        "on topic recreated": found.on_topic_recreated,
-        "settings from": f"offset {origin.offset}, by {origin.by or 'somebody'}" if origin else None,
-        "pause": overview.paused(found.pause) if found.pause else None,
-        "topics": ", ".join(f"{name} ({count} partitions)" for name, count in found.topics.items()),
-    }
-    for key, value in rows.items():
-        print(f"{key}: {value or '-'}")
-    for state in found.member_states:
-        who = f"{state.client_id}, session {state.session}" if state.session is not None else "nobody is there"
-        standbys = f"; standbys: {', '.join(state.standbys)}" if state.standbys else ""
-        print(f"member {state.member}: {', '.join(state.partitions) or '-'}; {who}{standbys}")
-    if found.unassigned:
-        print(f"no member has: {', '.join(found.unassigned)}")
-    for member in found.members:
-        ranked = f", priority {member.priority}" if "priority" in policy_named(found.policy or "").options else ""
-        ranked += f", min pending {member.min_pending}" if member.min_pending else ""
-        ranked += f", min ack pending {member.min_ack_pending}" if member.min_ack_pending else ""
-        print(f"consumer: {member.client_id}, session {member.session}{ranked}: {', '.join(member.claims) or '-'}")
-    for at in found.positions:
-        parked = f" (parked: {at.parked})" if at.parked else ""
-        position = at.position if at.position is not None else "-"
-        print(f"position: {at.topic}:{at.partition} {position}{parked}")
-
-
 @app.command("create", epilog=CREATE_EXAMPLE)
 @command
 def create(options: CreateOptions, group: changes.GroupName) -> None:
@@ -313,12 +284,17 @@ def update(options: UpdateOptions, group: changes.GroupName) -> None:
     """Change the settings of a group; what is not named stays.
 
     Another delivery pauses the group during the change and ends its consumers: start them again with the new one.
-    Positions stay. Refused if somebody else changes the settings meanwhile.
+    Positions stay. Refused if somebody else changes the settings meanwhile. Before --add-member, start a consumer of
+    the member: from then on its partitions belong to it alone.
     """
     wanted = options.wanted()
+    target = options.group(group)
+    edit = options.edit(wanted)
+    if edit is not None:
+        _change_members(options, group, target, edit)
+        return
     if not wanted:
         raise typer.BadParameter("name what should change: an option of a setting, such as --policy")
-    target = options.group(group)
     if not options.confirmed(
         group,
         lambda: target.impact(lambda context: impact.of_settings(context, wanted, False)),
@@ -328,6 +304,19 @@ def update(options: UpdateOptions, group: changes.GroupName) -> None:
     options.ask_about_take_over(group, options.take_over)
     offset = target.set_config(reason=options.reason, **options.pause(), watcher=options.watcher(), **wanted)
     options.print_result({"group": group, "changed": wanted, "offset": offset}, f"group {group!r} is changed")
+
+
+def _change_members(options: UpdateOptions, name: str, target: LiveGroup, edit: Edit) -> None:
+    """Changes the members of the group `name`, after asking, and prints what came of it."""
+    look = partial(target.impact, lambda context: impact.of_settings(context, edit, False))
+    if not options.confirmed(name, look, f"Change the members of group {name!r}?"):
+        return
+    seen: list[str] = []
+    offset = target.change_members(edit, options.reason, lambda event: seen.append(event.kind))
+    changed = "changed" in seen
+    done = f"the members of group {name!r} are changed"
+    done = done if changed else f"nothing to change: the members of group {name!r} are as wanted already"
+    options.print_result({"group": name, "changed": changed, "offset": offset}, done)
 
 
 @app.command("shrink", epilog=SHRINK_EXAMPLE)

@@ -1,10 +1,10 @@
-"""`marshal index build / status / follow`: a key index in a file, which makes `marshal get --index` fast."""
+"""`marshal index`: a key index in a file, which makes `marshal get --index` fast."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -17,53 +17,49 @@ from marshal_py.cli.scan_bar import ScanBar
 from marshal_py.topics.key_index import Status
 from marshal_py.topics.topic import Topic
 
-BUILD_EXAMPLE: Final = output.example("marshal index build users users.idx")
-STATUS_EXAMPLE: Final = output.example("marshal index status users users.idx")
-FOLLOW_EXAMPLE: Final = output.example("marshal index follow users users.idx")
+EXAMPLE: Final = output.example("marshal index users users.idx")
 FOLLOW_S: Final = 1.0  # between two updates
 
-app: Final = typer.Typer(no_args_is_help=True, help="Key indexes: where the messages of each key are.")
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The index, an SQLite file.")]
 
 
-@app.command("build", epilog=BUILD_EXAMPLE)
 @command
-def build(options: CommonOptions, topic: TopicName, file: File) -> None:
-    """Index what a topic holds now. Goes on where an earlier build ended, and creates the file if it does not exist."""
-    with _opened(options, topic, file) as source:
-        found = source.update_index()
-    _print(options, found)
+def index(
+    options: CommonOptions,
+    topic: TopicName,
+    file: File,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then keep it up to date until Ctrl-C.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Only show how far it is behind; change nothing.")] = False,
+) -> None:
+    """Index the keys of a topic, so that `marshal get --index` is fast. Goes on where an earlier run ended.
 
-
-@app.command("status", epilog=STATUS_EXAMPLE)
-@command
-def status(options: CommonOptions, topic: TopicName, file: File) -> None:
-    """Show how many keys and messages an index has, and how far it is behind the topic. Changes nothing."""
-    require_index(file, topic)
-    with _opened(options, topic, file) as source:
-        _print(options, source.index_status())
-
-
-@app.command("follow", epilog=FOLLOW_EXAMPLE)
-@command
-def follow(options: CommonOptions, topic: TopicName, file: File) -> None:
-    """Keep an index up to date until Ctrl-C. Other processes can use the index meanwhile."""
-    require_index(file, topic)
-    with output.until_interrupted(), _opened(options, topic, file) as source:
+    It creates the file if there is none, and shows how many keys and messages the index has. Other processes can use it
+    meanwhile.
+    """
+    if follow and status:
+        raise typer.BadParameter("--follow or --status, not both")
+    if status:
+        require_index(file, topic)
+        with _opened(options, topic, file) as source:
+            _print(options, source.index_status())
+        return
+    with output.until_interrupted() if follow else nullcontext(), _opened(options, topic, file) as source:
         known: Status | None = None
         while True:
             found = source.update_index()
             if found != known:
                 _print(options, found)
             known = found
+            if not follow:
+                return
             time.sleep(FOLLOW_S)
 
 
 def require_index(file: Path, topic: str) -> None:
-    """Raises CommandFailed if there is no such file: only `marshal index build` creates one."""
+    """Raises CommandFailed if there is no such file: only `marshal index` without --status creates one."""
     if not file.exists():
-        raise output.CommandFailed(f"{file} does not exist: marshal index build {topic} {file}")
+        raise output.CommandFailed(f"{file} does not exist: marshal index {topic} {file}")
 
 
 @contextmanager

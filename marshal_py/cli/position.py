@@ -38,7 +38,7 @@ def set_position(
 ) -> None:
     """Move a live group to other positions: pause it, wait until every partition is free, move, resume.
 
-    Either everything that is named moves, or nothing does. `marshal groups info GROUP --csv` prints the positions as
+    Either everything that is named moves, or nothing does. `marshal state GROUP --csv` prints the positions as
     they are. Parked partitions are consumed again afterwards. A topic that was deleted and created again is accepted as
     it is now, before the move: then the positions of all its partitions are forgotten.
     """

@@ -1,33 +1,69 @@
-"""`marshal state`: the sessions of each group, the owners and positions of partitions. Joins no group."""
+"""`marshal state`: the sessions of each group, owners and positions of partitions, lag, settings. Joins no group."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import typer
 from rich.table import Table
 
 from marshal_py.admin.views import overview
+from marshal_py.admin.views.group_info import POLICIES, MemberInfo, plain
 from marshal_py.admin.views.looking import Looking
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.cli import output
 from marshal_py.cli.options import NOBODY, ReadOptions, command, require_group
+from marshal_py.client.values.where import print_table
+from marshal_py.history.consumption_rate import WINDOW_MS, ConsumptionRate
 from marshal_py.log.observer import Observer
+from marshal_py.protocol.fold.policies import policy_named
 from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.wire.identity import NONE
 
 EXAMPLE: Final = output.example("marshal state billing --json")
+RATE_RECORDS: Final = 16_384  # tell the speed well; a busy log may have many more in a minute
 
 
 @command
 def state(
-    options: ReadOptions, group: Annotated[str | None, typer.Argument(help="One group; all if left out.")] = None
+    options: ReadOptions,
+    group: Annotated[str | None, typer.Argument(metavar="GROUP", help="One group; all if left out.")] = None,
+    lag: Annotated[
+        bool, typer.Option("--lag", help="How far the group is behind, and how long it takes to catch up.")
+    ] = False,
+    members: Annotated[
+        bool, typer.Option("--members", help="The sessions, in the order in which they are candidates for partitions.")
+    ] = False,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="The group's settings, and who has what by them: members, pin.")
+    ] = False,
+    as_csv: Annotated[
+        bool,
+        typer.Option(
+            "--csv", help="Print topic,partition,offset for `marshal set-position --to` and kafka-consumer-groups."
+        ),
+    ] = False,
 ) -> None:
-    """Show groups: sessions, claims, positions, lag, pause, policy.
+    """Show groups: sessions, claims, positions, lag, pause, policy; or one of these in full.
 
     A session is fresh for one heartbeat interval after its last sign of life, then unknown, and stale after two: by the
     record's timestamp and this machine's clock, or as of the last sign of life in a dump. It owns its partitions until
     the log says that it has ended.
+
+    With --lag, positions are those of the coordination log; kafka-consumer-groups shows copies that are some seconds
+    older. The time is how long it takes to read these messages, without new ones, at the speed of the last minute, or
+    of the newest 16,384 records if these are fewer; it is - if the position does not move, or nobody owns the
+    partition. A lag of - is unknown: the topic is gone or was created again, the partition has no position yet, the
+    position lies beyond the end, or records were lost.
     """
+    chosen = [one for one, wanted in zip(_VIEWS, (lag, members, settings, as_csv), strict=True) if wanted]
+    if len(chosen) > 1:
+        raise typer.BadParameter(f"one of {', '.join(_VIEWS)}")
+    if chosen:
+        _check_view(chosen[0], group, options)
+        _VIEWS[chosen[0]](options, group or "")
+        return
     with options.observer() as observer:
         looking = Looking(observer)
         for judged in observer.read(group):
@@ -102,3 +138,170 @@ def _table(*columns: str) -> Table:
     for name in columns:
         table.add_column(name)
     return table
+
+
+# --- the views of one matter
+
+
+def _check_view(name: str, group: str | None, options: ReadOptions) -> None:
+    if options.dump is not None:
+        raise typer.BadParameter(f"{name} asks the cluster: a dump has the state alone")
+    if group is None and name != "--members":
+        raise typer.BadParameter(f"{name} is of one group: name it")
+    if name == "--csv" and options.as_json:
+        raise typer.BadParameter("--csv or --json, not both")
+
+
+def _lag(options: ReadOptions, group: str) -> None:
+    with options.observer() as observer:
+        rate, looking = ConsumptionRate(), Looking(observer)
+        for judged in observer.read(group, since_ms=observer.as_of_ms - WINDOW_MS, records_max=RATE_RECORDS):
+            record, verdict = judged
+            looking.read(judged)
+            if verdict.group == group:
+                rate.read(observer.worlds[record.log].groups.get(group), verdict, record.timestamp_ms)
+        log, state = next(((log, found) for log, found in observer.groups() if found.name == group), (NONE, None))
+        require_group(observer, group)
+        assert state is not None  # require_group has checked it
+        ends = observer.ends(tp for tp in overview.partitions(state) if tp.partition >= 0)
+        told = list(map(str, looking.causes(log, state, observer.as_of_ms, ends)))
+    recreated = find_recreated(state, observer.topics)
+    found = {**overview.lag(state, ends, rate, observer.as_of_ms, recreated), "notices": told}
+    if options.as_json:
+        output.print_json(found)
+        return
+    table = Table(box=None)
+    for column in ("topic", "partition", "owner", "position", "end", "lag", "per second", "time", "parked"):
+        table.add_column(column)
+    for row in found["partitions"]:
+        numbers = ["-" if row[name] is None else str(row[name]) for name in ("position", "end", "lag")]
+        table.add_row(
+            row["topic"],
+            str(row["partition"]),
+            row["owner"] or "-",
+            *numbers,
+            f"{row['per_second']:g}",
+            _duration(row["time_s"]),
+            row["parked"] or "-",
+        )
+    output.print_table(table)
+    print(f"group {group}: {_total(found)}")
+    for notice in found["notices"]:
+        print(f"! {notice}")
+
+
+def _total(found: dict[str, Any]) -> str:
+    lag = "-" if found["lag"] is None else str(found["lag"])
+    unknown = f" and what {found['unknown']} partitions have, which is not known" if found["unknown"] else ""
+    parked = f", {found['parked']} partitions parked" if found["parked"] else ""
+    speed, time_ = f"{found['per_second']:g} messages per second", _duration(found["time_s"])
+    return f"lag {lag}{unknown}{parked}, {speed}, time {time_}"
+
+
+def _duration(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:g} s"
+
+
+def _members(options: ReadOptions, group: str) -> None:
+    if group:
+        found = options.group(group).members()
+    else:
+        with options.observer() as observer:
+            observer.fold()
+            found = tuple(
+                member
+                for log, one in observer.groups()
+                for member in overview.members(one, observer.signs_of(log), observer.as_of_ms)
+            )
+    if options.as_json:
+        output.print_json(found)
+        return
+    table = Table(box=None)
+    for column in (
+        "group",
+        "session",
+        "client id",
+        "member",
+        "claims",
+        "interval",
+        "last heartbeat",
+        "library",
+        "stepped down",
+    ):
+        table.add_column(column)
+    for one in found:
+        table.add_row(
+            one.group,
+            str(one.session),
+            one.client_id,
+            one.member or "-",
+            ", ".join(one.claims) or "-",
+            f"{one.interval_s:g} s",
+            _last_heartbeat(one),
+            one.library,
+            "yes" if one.stepped_down else "-",
+        )
+    output.print_table(table)
+
+
+def _last_heartbeat(member: MemberInfo) -> str:
+    if member.last_sign_s is None:
+        return "unknown"
+    return output.ago(member.last_sign_s) + (", silent" if member.state == "stale" else "")
+
+
+def _settings(options: ReadOptions, group: str) -> None:
+    target = options.group(group)
+    found = target.info()
+    pin = target.pin_info() if policy_named(found.policy or "").pins else None
+    if options.as_json:
+        output.print_json(plain(found) if pin is None else {**plain(found), "pin": pin})
+        return
+    failover = f"{found.failover_s:g} s" if found.failover_s else "never"
+    origin = found.settings_from
+    rows = {
+        "group": found.group,
+        "delivery": found.delivery,
+        "policy": found.policy,
+        "max members": found.max_members,
+        "priority timeout": None if found.priority_timeout_s is None else f"{found.priority_timeout_s:g} s",
+        "failover": failover if found.policy in POLICIES["failover_s"] else None,
+        "lag weights": "yes" if found.lag_weighted else None,
+        "priority group": ", ".join(one.name for one in found.priority_groups) or None,
+        "on topic recreated": found.on_topic_recreated,
+        "settings from": f"offset {origin.offset}, by {origin.by or 'somebody'}" if origin else None,
+        "pause": overview.paused(found.pause) if found.pause else None,
+        "topics": ", ".join(f"{name} ({count} partitions)" for name, count in found.topics.items()),
+    }
+    for key, value in rows.items():
+        print(f"{key}: {value or '-'}")
+    if pin is not None:
+        who = f"{pin.client_id}, session {pin.session}, id {pin.pinned_id}" if pin.pinned_id else "nobody"
+        print(f"pinned: {who}; standbys: {', '.join(pin.standbys) or '-'}")
+    for state in found.member_states:
+        who = f"{state.client_id}, session {state.session}" if state.session is not None else "nobody is there"
+        standbys = f"; standbys: {', '.join(state.standbys)}" if state.standbys else ""
+        print(f"member {state.member}: {', '.join(state.partitions) or '-'}; {who}{standbys}")
+    if found.unassigned:
+        print(f"no member has: {', '.join(found.unassigned)}")
+    for member in found.members:
+        ranked = f", priority {member.priority}" if "priority" in policy_named(found.policy or "").options else ""
+        ranked += f", min pending {member.min_pending}" if member.min_pending else ""
+        ranked += f", min ack pending {member.min_ack_pending}" if member.min_ack_pending else ""
+        print(f"consumer: {member.client_id}, session {member.session}{ranked}: {', '.join(member.claims) or '-'}")
+    for at in found.positions:
+        parked = f" (parked: {at.parked})" if at.parked else ""
+        position = at.position if at.position is not None else "-"
+        print(f"position: {at.topic}:{at.partition} {position}{parked}")
+
+
+def _csv(options: ReadOptions, group: str) -> None:
+    print(print_table(options.group(group).positions()), end="")
+
+
+_VIEWS: Final[dict[str, Callable[[ReadOptions, str], None]]] = {
+    "--lag": _lag,
+    "--members": _members,
+    "--settings": _settings,
+    "--csv": _csv,
+}

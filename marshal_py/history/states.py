@@ -1,6 +1,6 @@
 """Gives a group's whole state as plain values, and the differences between two such states. Pure.
 
-A client that diverged saves its state in this form (client/driver/divergence_report.py), and `marshal diff --state`
+A client that diverged saves its state in this form (client/driver/divergence_report.py), and `marshal explain --state`
 compares it with the log. Fields are named as in PROTOCOL.md, 5; record bodies appear as their hashes in hex, as in the
 digest.
 """

@@ -37,7 +37,6 @@ COMMANDS = [
     ["log", "reset"],
     ["pause"],
     ["advisories"],
-    ["lag"],
 ]
 
 

@@ -45,10 +45,10 @@ def test_what_goes_to_stdout_is_a_dump_too(shell: Shell, billing: str, tmp_path:
 def test_a_dump_answers_as_the_cluster_does(shell: Shell, billing: str, dumped: Path) -> None:
     offline, where = Shell(""), ("--dump", str(dumped))
     assert offline.json("explain", billing, "orders:0", *where) == shell.json("explain", billing, "orders:0")
-    cut = ("--at", "3", "--at", "9")
-    assert offline.json("diff", billing, *cut, *where) == shell.json("diff", billing, *cut)
-    swapped = offline.run("diff", billing, "--at", "9", "--at", "3", *where)
-    assert (swapped.exit_code, "3 lies before 9" in swapped.stderr) == (2, True)
+    cut = ("--since", "3", "--at", "9")
+    assert offline.json("explain", billing, *cut, *where) == shell.json("explain", billing, *cut)
+    swapped = offline.run("explain", billing, "--since", "9", "--at", "3", *where)
+    assert (swapped.exit_code, "--at lies before --since" in " ".join(swapped.stderr.split())) == (2, True)
     assert offline.run("log", "tail", billing, *where).stdout == shell.run("log", "tail", billing).stdout
 
 
@@ -127,25 +127,25 @@ def test_what_a_broken_consumer_held_is_compared_with_the_log(billing: str, dump
     error = Diverged(billing, world.log, 16, 1, 2, "planted")
     kept = divergence_report.save(cast(Member, broken), error, str(tmp_path), "lib", 5)
     where = ("--state", kept, "--dump", str(dumped))
-    found = Shell("").json("diff", billing, *where)
+    found = Shell("").json("explain", billing, *where)
     assert (found["client_id"], found["first_difference"], found["left_out"]) == ("broken-one", 16, 0)
     assert found["at_offset"] == world.next_offset - 1
     assert found["differences"] == [{"entry": "partition orders:2", "field": "position", "held": 3, "log": 5}]
-    shown = Shell("").run("diff", billing, *where)
+    shown = Shell("").run("explain", billing, *where)
     assert shown.exit_code == 0
     assert shown.stdout.splitlines()[1:] == ["partition orders:2, position: 3 held, 5 by the log"]
-    other = Shell("").run("diff", "another", *where)
+    other = Shell("").run("explain", "another", *where)
     assert other.exit_code == 1
     assert "it is of 'billing'" in other.stderr
-    none = Shell("").run("diff", billing, "--state", str(dumped), "--dump", str(dumped))
+    none = Shell("").run("explain", billing, "--state", str(dumped), "--dump", str(dumped))
     assert none.exit_code == 1
     assert "Diverged" in none.stderr
-    assert Shell("").run("diff", billing, "--at", "3", *where).exit_code == 2
-    assert Shell("").run("diff", billing, "--dump", str(dumped)).exit_code == 2
+    assert Shell("").run("explain", billing, "--at", "3", *where).exit_code == 2
+    assert Shell("").run("explain", billing, "--dump", str(dumped)).exit_code == 2
     kept_later = json.loads(Path(kept).read_text(encoding="utf-8"))
     later = tmp_path / "later.json"
     later.write_text(json.dumps({**kept_later, "at_offset": world.next_offset + 9}), encoding="utf-8")
-    short = Shell("").run("diff", billing, "--state", str(later), "--dump", str(dumped))
+    short = Shell("").run("explain", billing, "--state", str(later), "--dump", str(dumped))
     assert short.exit_code == 1
     assert "this history does not reach there" in short.stderr
 
@@ -264,7 +264,7 @@ def test_state_of_a_dump_has_no_ends(shell: Shell, billing: str, dumped: Path) -
 
 
 def test_lag_of_a_group(shell: Shell, billing: str) -> None:
-    found = shell.json("lag", billing)
+    found = shell.json("state", "--lag", billing)
     assert list(found) == ["group", "lag", "unknown", "parked", "per_second", "time_s", "partitions", "notices"]
     assert list(found["partitions"][0]) == [
         "topic",
@@ -280,7 +280,7 @@ def test_lag_of_a_group(shell: Shell, billing: str) -> None:
     assert (found["unknown"], found["parked"], found["notices"]) == (0, 0, [])
     assert found["lag"] == sum(row["lag"] for row in found["partitions"])
     assert all(row["lag"] == row["end"] - row["position"] for row in found["partitions"])
-    assert f"group billing: lag {found['lag']}, " in shell.run("lag", billing).stdout
-    refused = shell.run("lag", "nobody")
+    assert f"group billing: lag {found['lag']}, " in shell.run("state", "--lag", billing).stdout
+    refused = shell.run("state", "--lag", "nobody")
     assert refused.exit_code == 1
     assert "group 'nobody' is not in __marshal" in refused.stderr

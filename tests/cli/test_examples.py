@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from marshal_py.cli import advisories, consume, demo, doctor, lag, log, log_reset, produce, snapshot, state, verify
+from marshal_py.cli import advisories, consume, demo, doctor, log, log_reset, produce, snapshot, state, verify
 from marshal_py.cli.simulate import audit, exhaustive
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
 
@@ -24,7 +24,6 @@ EXAMPLES = [
     verify.EXAMPLE,
     snapshot.EXAMPLE,
     advisories.EXAMPLE,
-    lag.EXAMPLE,
     log_reset.EXAMPLE,
     audit.EXAMPLE,
     exhaustive.EXAMPLE,

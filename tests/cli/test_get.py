@@ -122,9 +122,9 @@ def test_wrong_questions(users: Shell, arguments: list[str], code: int, says: st
 def test_only_a_build_creates_an_index(users: Shell, tmp_path: Path) -> None:
     """A mistyped path would read the whole topic and leave a file."""
     file = tmp_path / "user.idx"
-    for command in (["get", TOPIC, "key", "--index"], ["index", "status", TOPIC], ["index", "follow", TOPIC]):
+    for command in (["get", TOPIC, "key", "--index"], ["index", "--status", TOPIC], ["index", "--follow", TOPIC]):
         refused = users.run(*command, str(file))
-        assert (refused.exit_code, f"marshal index build {TOPIC} {file}" in refused.stderr) == (1, True)
+        assert (refused.exit_code, f"marshal index {TOPIC} {file}" in refused.stderr) == (1, True)
         assert not file.exists()
 
 
@@ -137,9 +137,9 @@ def test_a_topic_that_is_not_there(shell: Shell) -> None:
 def test_an_index_is_built_shown_and_used(users: Shell, tmp_path: Path) -> None:
     file = str(tmp_path / "users.idx")
     wanted = {"topic": TOPIC, "keys": 6, "messages": 7, "behind": 0, "copies": 0}  # a cluster without topic ids
-    assert users.json("index", "build", TOPIC, file) == wanted
-    assert users.json("index", "status", TOPIC, file) == wanted
-    assert "are indexed, with copies of 0" in users.run("index", "build", TOPIC, file).stdout
+    assert users.json("index", TOPIC, file) == wanted
+    assert users.json("index", "--status", TOPIC, file) == wanted
+    assert "are indexed, with copies of 0" in users.run("index", TOPIC, file).stdout
     assert lines_of(users, "1234.address", "--index", file) == lines_of(users, "1234.address")
     assert lines_of(users, "--multi-last", "1234.>", "--index", file) == lines_of(users, "--multi-last", "1234.>")
     other = users.run("get", "orders", "key", "--index", file)
@@ -148,8 +148,8 @@ def test_an_index_is_built_shown_and_used(users: Shell, tmp_path: Path) -> None:
 
 def test_an_index_is_followed(users: Shell, tmp_path: Path) -> None:
     file = str(tmp_path / "users.idx")
-    assert users.run("index", "build", TOPIC, file).exit_code == 0
-    with users.start("index", "follow", TOPIC, file, "--json") as follower:
+    assert users.run("index", TOPIC, file).exit_code == 0
+    with users.start("index", "--follow", TOPIC, file, "--json") as follower:
         try:
             assert follower.stdout is not None
             assert json.loads(follower.stdout.readline())["messages"] >= 7

@@ -52,20 +52,20 @@ def test_a_move_and_a_question_about_a_deleted_group_say_that_it_is_deleted(desk
         assert answer.exit_code != 0, command
         assert f"group '{GROUP}' is deleted" in answer.stderr, (command, answer.output)
     before = answer.stderr.rpartition("--offset ")[2].split()[0]
-    assert f"{TOPIC}:0 of group '{GROUP}'" in desk.run("explain", GROUP, f"{TOPIC}:0", "--offset", before).stdout
+    assert f"{TOPIC}:0 of group '{GROUP}'" in desk.run("explain", GROUP, f"{TOPIC}:0", "--at", before).stdout
 
 
 def test_changes_of_members_say_what_they_change(desk: Desk) -> None:
     desk.cluster.connect("admin").create_group(
         GROUP, GroupConfig(policy="members", max_members=3, members=["m1", "m2"])
     )
-    again = desk.run("members", "add", GROUP, "m1", "--yes")
+    again = desk.run("groups", "update", GROUP, "--add-member", "m1", "--yes")
     assert again.exit_code == 0
     assert "nothing to change" in again.output
-    unknown = desk.run("members", "drop", GROUP, "zzz", "--yes")
+    unknown = desk.run("groups", "update", GROUP, "--drop-member", "zzz", "--yes")
     assert unknown.exit_code != 0
     assert "its members are 'm1', 'm2'" in unknown.stderr
-    dropped = desk.run("members", "drop", GROUP, "m1", "--yes")
+    dropped = desk.run("groups", "update", GROUP, "--drop-member", "m1", "--yes")
     assert dropped.exit_code == 0
     assert "are changed" in dropped.output
 
@@ -89,7 +89,7 @@ def test_an_unpin_says_that_the_pin_is_not_given_back_yet(desk: Desk) -> None:
     cluster.produce(TOPIC, b"one", partition=0)
     consumer = cluster.connect("one").consumer(GROUP, [TOPIC], start="earliest", priority_group="jobs")
     assert consumer.next(5) is not None  # its handler does not end
-    answer = desk.run("pin", "unpin", GROUP, "--yes")
+    answer = desk.run("members", "unpin", GROUP, "--yes")
     assert answer.exit_code == 0, answer.output
     assert "has not done so yet" in answer.output
     assert "is unpinned" not in answer.output

@@ -1,4 +1,4 @@
-"""Every policy as processes that start, are killed and step down: `marshal groups info` shows who has what.
+"""Every policy as processes that start, are killed and step down: `marshal state --settings` shows who has what.
 
 They run on the embedded broker, and with `pytest tests/cli/test_partitioned.py --on-kafka` on Apache Kafka.
 A killed process has a witness, so nobody waits. A process that stands still for two intervals is evicted and joins
@@ -84,16 +84,16 @@ def test_an_invalid_configuration_ends_with_its_reason(shell: Shell, reason: str
     assert result.exit_code == 1, result.output
     (line,) = result.stderr.strip().splitlines()
     assert reason in line
-    assert shell.run("groups", "info", "wrong").exit_code == 1, "nothing was created"
+    assert shell.run("state", "wrong", "--settings").exit_code == 1, "nothing was created"
 
 
 def info(shell: Shell, group: str) -> dict[str, Any]:
-    found: dict[str, Any] = shell.json("groups", "info", group)
+    found: dict[str, Any] = shell.json("state", group, "--settings")
     return found
 
 
 def owned(shell: Shell, group: str) -> dict[str, list[str]]:
-    """What each consumer owns, as `groups info` says it."""
+    """What each consumer owns, as `state --settings` says it."""
     return {one["client_id"]: one["claims"] for one in info(shell, group)["members"] if one["claims"]}
 
 
@@ -162,7 +162,7 @@ def test_greedy_keeps_and_balanced_shares(shell: Shell, consumers: Consumers) ->
     wait_until(lambda: claims(shell, "free") == {"b": 3, "c": 3}, "balanced shares")
     shell.json("groups", "update", "free", "--lag-weighted", "--yes")
     assert (info(shell, "free")["policy"], info(shell, "free")["lag_weighted"]) == ("balanced", True)
-    assert "lag weights: yes\n" in shell.run("groups", "info", "free").stdout
+    assert "lag weights: yes\n" in shell.run("state", "free", "--settings").stdout
     shell.json("groups", "update", "free", "--no-lag-weighted", "--yes")
     assert info(shell, "free")["lag_weighted"] is False
     step_down(shell, "free", "b", {"c": 6})
@@ -195,7 +195,7 @@ def test_blocks_are_those_of_the_seed(shell: Shell, consumers: Consumers) -> Non
 
 
 def test_members_standbys_step_down_drop_and_mappings(shell: Shell, consumers: Consumers) -> None:
-    """Every step is seen in `marshal groups info`, which reads the log.
+    """Every step is seen in `marshal state --settings`, which reads the log.
 
     partitioned consumer groups: "Support for both automatic or administratively defined mapping of members to
     partitions." "Fault-tolerance through the deployment of 'standby' consuming client applications that
@@ -222,14 +222,14 @@ def test_members_standbys_step_down_drop_and_mappings(shell: Shell, consumers: C
     wait_until(lambda: claims(shell, "shipping") == {standby: 3, "b": 3}, "the standby is active")
     consumers[standby].kill()
     wait_until(lambda: claims(shell, "shipping") == {first: 3, "b": 3}, "the other one is active again")
-    shell.json("members", "drop", "shipping", "m2", "--yes")
+    shell.json("groups", "update", "shipping", "--drop-member", "m2", "--yes")
     wait_until(lambda: shares(shell, "shipping") == {"m1": 6}, "m2 is dropped")
-    shell.json("members", "add", "shipping", "m2", "--yes")
+    shell.json("groups", "update", "shipping", "--add-member", "m2", "--yes")
     wait_until(lambda: shares(shell, "shipping") == {"m1": 3, "m2": 3}, "m2 is back")
-    shell.json("members", "map", "set", "shipping", "m1=0,1,2,3,4", "m2=5", "--yes")
+    shell.json("groups", "update", "shipping", "--map", "m1=0,1,2,3,4", "--map", "m2=5", "--yes")
     wait_until(lambda: shares(shell, "shipping") == {"m1": 5, "m2": 1}, "the mappings count")
-    assert shell.run("members", "add", "shipping", "m3", "--yes").exit_code == 1
-    shell.json("members", "map", "delete", "shipping", "--yes")
+    assert shell.run("groups", "update", "shipping", "--add-member", "m3", "--yes").exit_code == 1
+    shell.json("groups", "update", "shipping", "--no-map", "--yes")
     wait_until(lambda: claims(shell, "shipping") == {}, "nobody is a member")
     assert len(info(shell, "shipping")["unassigned"]) == 6
 
@@ -268,7 +268,7 @@ def test_consumers_with_conditions(shell: Shell, consumers: Consumers) -> None:
     assert info(shell, "over")["failover_s"] == 60
     shell.json("groups", "update", "over", "--failover", "0", "--yes")
     assert info(shell, "over")["failover_s"] is None
-    assert "failover: never" in shell.run("groups", "info", "over").stdout
+    assert "failover: never" in shell.run("state", "over", "--settings").stdout
     consume = ("consume", "orders", "--group", "over", "--start", "earliest", "--max-messages", "1")
     refused = shell.run(*consume, "--priority-group", "eu", "--min-pending", "1", "--priority", "1")
     assert (refused.exit_code, "only prioritized obeys it" in refused.stderr) == (1, True), refused.output
@@ -297,7 +297,7 @@ def test_a_pinned_consumer_is_killed_and_unpinned(shell: Shell, consumers: Consu
     shell.json("groups", "create", "rack", *create)
 
     def pinned() -> dict[str, Any]:
-        found: dict[str, Any] = shell.json("pin", "info", "rack")
+        found: dict[str, Any] = shell.json("state", "rack", "--settings")["pin"]
         return found
 
     for name in "ab":
@@ -309,10 +309,10 @@ def test_a_pinned_consumer_is_killed_and_unpinned(shell: Shell, consumers: Consu
     wait_until(lambda: claims(shell, "rack") == {second: 6}, "the standby has all partitions, and the pin")
     before = pinned()
     assert (before["client_id"], before["pinned_id"] > (first["pinned_id"] or "")) == (second, True)
-    assert shell.run("pin", "unpin", "rack", "--yes").exit_code == 0
+    assert shell.run("members", "unpin", "rack", "--yes").exit_code == 0
     wait_until(lambda: (pinned()["pinned_id"] or "") > before["pinned_id"], "a new pin")
     assert [one["name"] for one in info(shell, "rack")["priority_groups"]] == ["eu"]
-    assert "standbys: -" in shell.run("pin", "info", "rack").stdout
+    assert "standbys: -" in shell.run("state", "rack", "--settings").stdout
 
 
 def test_whole_topics(shell: Shell, consumers: Consumers) -> None:

@@ -30,7 +30,7 @@ LOOKS = {
     "log tail": ("log", "tail"),
     "log tail of a group": ("log", "tail", "billing", "--raw"),
     "explain": ("explain", "billing", "orders:0"),
-    "diff": ("diff", "billing", "--at", "1", "--at", "5"),
+    "diff": ("explain", "billing", "--since", "1", "--at", "5"),
     "verify": ("verify",),
 }
 OFFLINE = {
@@ -41,15 +41,15 @@ OFFLINE = {
 LIVE = {
     "log dump": ("log", "dump"),
     "log dump of a group": ("log", "dump", "billing", "--human"),
-    "lag": ("lag", "billing"),
+    "lag": ("state", "--lag", "billing"),
     "groups ls": ("groups", "ls"),
-    "groups info": ("groups", "info", "billing"),
+    "state --settings": ("state", "billing", "--settings"),
     "groups create": ("groups", "create", "shipping", "--yes"),
     "groups update": ("groups", "update", "billing", "--policy", "greedy", "--yes"),
     "groups shrink": ("groups", "shrink", "billing", "orders", "--partitions", "1", "--yes"),
     "groups rm": ("groups", "rm", "billing", "--yes"),
-    "members ls": ("members", "ls"),
-    "members ls of a group": ("members", "ls", "billing"),
+    "state --members": ("state", "--members"),
+    "state --members of a group": ("state", "billing", "--members"),
     "members step-down": ("members", "step-down", "billing", "1"),
     "evict": ("evict", "billing", "1", "--yes"),
     "pause": ("pause", "billing", "--yes"),

@@ -77,24 +77,24 @@ def test_what_is_left_of_a_truncated_log_is_told(shell: Shell, broker: Broker, t
     (second,) = shell.json("snapshot", "--log", "1")
     oldest, newest = first["snapshot"], second["snapshot"]
     assert oldest < newest
-    whole = shell.json("explain", GROUP, "orders:0", "--offset", str(newest))
+    whole = shell.json("explain", GROUP, "orders:0", "--at", str(newest))
     broker.truncate("__marshal", 1, oldest)
     path = tmp_path / "cut.dump"
     assert shell.run("log", "dump", GROUP, "--json", "--output", str(path)).exit_code == 0
     for where in ((), ("--dump", str(path))):
-        shown = shell.json("explain", GROUP, "orders:0", "--offset", str(newest), *where)
+        shown = shell.json("explain", GROUP, "orders:0", "--at", str(newest), *where)
         changing: dict[str, object] = {"records": [], "left_out": 0, "began_at": 0}
         assert {**shown, **changing} == {**whole, **changing}
         assert shown["began_at"] >= oldest
         assert shown["records"]
-        changed = shell.json("diff", GROUP, "--at", str(oldest), "--at", str(newest), *where)
+        changed = shell.json("explain", GROUP, "--since", str(oldest), "--at", str(newest), *where)
         assert (changed["from_offset"], changed["to_offset"]) == (oldest, newest)
         assert changed["records"]["Join accepted"] > 0
         tail = shell.run("log", "tail", GROUP, "-n", "1000", "--json", *where).stdout.splitlines()
         assert oldest <= json.loads(tail[0])["offset"] < newest
         for command in (
-            ("explain", GROUP, "orders:0", "--offset", "3"),
-            ("diff", GROUP, "--at", "3", "--at", "9"),
+            ("explain", GROUP, "orders:0", "--at", "3"),
+            ("explain", GROUP, "--since", "3", "--at", "9"),
             ("explain", GROUP, "orders:0", "--at", "2001-01-01"),
         ):
             refused = shell.run(*command, *where)

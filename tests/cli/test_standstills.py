@@ -281,7 +281,7 @@ def said(scene: Scene, view: str, monkeypatch: pytest.MonkeyPatch) -> str:
         with look(cluster) as looking:
             found = asked._content(looking, lambda: cluster.broker.clock.now().wall_ms, admin, 16)
             return "\n".join(f"{one.found} -> {one.advice}" for one in found if one.level != "ok")
-    shown = Shell("none:1").json(view, GROUP)
+    shown = Shell("none:1").json("state", GROUP, *(["--lag"] if view == "lag" else []))
     return "\n".join(shown["notices"] if view == "lag" else shown["groups"][0]["notices"])
 
 

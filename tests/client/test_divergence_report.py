@@ -80,4 +80,4 @@ def test_the_error_names_the_file_also_in_another_process() -> None:
     error.keep("/tmp/kept.json")
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.evidence) == (str(error), "/tmp/kept.json")
-    assert "marshal diff billing --state /tmp/kept.json" in str(again)
+    assert "marshal explain billing --state /tmp/kept.json" in str(again)

@@ -106,7 +106,7 @@ def test_a_member_that_is_not_listed_hears_of_it_itself(
 
             until(lambda: len(told()) == 1, "it is told")
             assert (found[0].session, found[0].client_id) == (consumer.cached_info().session, "one")
-            assert f"marshal members add {group} m2" in found[0].text
+            assert f"marshal groups update {group} --add-member m2" in found[0].text
             admin.add_members("m2")
             until(lambda: consumer.claims(), "it is served")
             admin.drop_members("m2")

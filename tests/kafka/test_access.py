@@ -297,7 +297,7 @@ def test_views_say_of_what_nobody_may_read(
         admin = Shell(guarded.bootstrap)
         told = f"1 partitions of '{secret}' are parked (PartitionUnreadable)"
         assert any(told in notice for notice in admin.json("state", group)["groups"][0]["notices"])
-        assert any(told in notice for notice in admin.json("lag", group)["notices"])
+        assert any(told in notice for notice in admin.json("state", "--lag", group)["notices"])
         checks = json.loads(admin.run("doctor", group, "--json").stdout)["checks"]
         assert any(told in check["found"] for check in checks if check["name"] == "parked partitions")
         assert f"parked {secret}:0" in admin.run("advisories", group, "--kind", "alarming").stdout
@@ -333,7 +333,7 @@ def test_an_observer_reads_and_changes_nothing(
         refused = user.marshal(*arguments, asks=True)
         assert refused.exit_code == 1
         assert "--operation Write --topic __marshal" in refused.stderr, refused.stderr
-    assert user.json("groups", "info", group)["pause"] is None
+    assert user.json("state", group, "--settings")["pause"] is None
 
 
 def test_an_admin_works_with_minimal_rights(

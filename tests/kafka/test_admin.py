@@ -57,11 +57,13 @@ class WorkingGroup:
             return [one for one in observer.read(self.group) if one.verdict.group == self.group]
 
     def positions(self) -> dict[int, int]:
-        return {p["partition"]: p["position"] for p in self.marshal.json("groups", "info", self.group)["positions"]}
+        return {
+            p["partition"]: p["position"] for p in self.marshal.json("state", self.group, "--settings")["positions"]
+        }
 
     def await_owned(self) -> None:
         def owned() -> bool:
-            return bool(self.marshal.json("groups", "info", self.group)["owned"] == PARTITIONS)
+            return bool(self.marshal.json("state", self.group, "--settings")["owned"] == PARTITIONS)
 
         wait_until(owned, DEADLINE_S, "every partition has an owner")
 
@@ -98,14 +100,14 @@ def test_release_then_set_position_then_everything_is_seen_again(case: WorkingGr
     marshal, group = case.marshal, case.group
     released = marshal.json("pause", group, "--for", "60s", "--reason", "acceptance", "--yes")
     assert len(released["released"]) == PARTITIONS
-    assert marshal.json("groups", "info", group)["pause"]["token"] == released["token"]
+    assert marshal.json("state", group, "--settings")["pause"]["token"] == released["token"]
     refused = marshal.run("set-position", group, case.topic, "--to", "earliest", "--yes")
     assert refused.returncode == 1
     assert "(acceptance)" in refused.stderr
     assert "--adopt" in refused.stderr
     moved = marshal.json("set-position", group, case.topic, "--to", "earliest", "--adopt", "--yes")
     assert (moved["outcome"], moved["token"]) == ("moved", released["token"])
-    assert marshal.json("groups", "info", group)["pause"]["token"] == released["token"]
+    assert marshal.json("state", group, "--settings")["pause"]["token"] == released["token"]
     assert marshal.json("resume", group)["resumed"] is True
     assert [(p["position"], p["target"], p["repeated"]) for p in moved["partitions"]] == [(100, 0, 100)] * 3
     case.await_seen(2)
@@ -115,11 +117,11 @@ def test_release_then_set_position_then_everything_is_seen_again(case: WorkingGr
     assert record["offset"] == moved["offset"]
     assert " run " in record["fields"]["by"]
     assert not story["paused"]
-    before = marshal.json("explain", group, f"{case.topic}:0", "--offset", str(moved["offset"] - 1))
+    before = marshal.json("explain", group, f"{case.topic}:0", "--at", str(moved["offset"] - 1))
     assert before["paused"]
     assert before["owner"] is None
     assert before["position"] == 100
-    between = marshal.json("diff", group, "--at", str(moved["offset"] - 1), "--at", str(moved["offset"]))
+    between = marshal.json("explain", group, "--since", str(moved["offset"] - 1), "--at", str(moved["offset"]))
     assert {p["partition"]: p["to"]["position"] for p in between["partitions"]} == {0: 0, 1: 0, 2: 0}
     assert "paused" not in between["settings"], "the move left the pause in place"
 
@@ -132,7 +134,7 @@ def test_a_pause_stops_every_consumer_until_it_is_resumed(case: WorkingGroup) ->
     assert refused.returncode == 1
     assert len(refused.stderr.splitlines()) == 1
     assert "is paused by" in refused.stderr
-    assert marshal.json("groups", "info", group)["owned"] == 0
+    assert marshal.json("state", group, "--settings")["owned"] == 0
     assert case.consumers.seen().total() == MESSAGES, "no consumer owns a partition, so none reads"
     assert marshal.json("resume", group)["resumed"] is True
     assert marshal.json("resume", group)["resumed"] is False
@@ -155,7 +157,7 @@ def test_targets_that_need_the_cluster(case: WorkingGroup, tmp_path: Path) -> No
     table = tmp_path / "positions.csv"
     table.write_text(f"{topic},0,7\n{topic},2,9\n", encoding="utf-8")
     assert targets("--to", str(table)) == [7, 9]
-    exported = marshal.run("groups", "info", group, "--csv").stdout
+    exported = marshal.run("state", group, "--csv").stdout
     assert len(exported.splitlines()) == PARTITIONS
     for arguments in (("--to", "101"), ("--to", "99999999")):
         refused = marshal.run("set-position", group, topic, *arguments, "--yes")
@@ -177,13 +179,13 @@ def test_members_step_down_and_groups_go(case: WorkingGroup) -> None:
     workers = {"worker-0", "worker-1", "worker-2"}  # on a slow machine one may join when others own everything
 
     def all_there() -> bool:
-        return {member["client_id"] for member in marshal.json("members", "ls", group)} == workers
+        return {member["client_id"] for member in marshal.json("state", group, "--members")} == workers
 
     wait_until(all_there, DEADLINE_S, "every worker has joined")
-    members = marshal.json("members", "ls", group)
+    members = marshal.json("state", group, "--members")
     assert group in {one["group"] for one in marshal.json("groups", "ls")}
     stepped = marshal.json("members", "step-down", group, "worker-1", "--yes", "--reason", "test")
-    assert marshal.json("members", "ls", group)[-1]["session"] == stepped["session"]
+    assert marshal.json("state", group, "--members")[-1]["session"] == stepped["session"]
     for refused in (marshal.run("evict", group, "worker-0", "--yes"), marshal.run("groups", "rm", group, "--yes")):
         assert refused.returncode == 1
         assert "gave signs of life" in refused.stderr
@@ -193,7 +195,7 @@ def test_members_step_down_and_groups_go(case: WorkingGroup) -> None:
         session = next(m["session"] for m in members if m["client_id"] == "worker-2")
         gone = marshal.run("evict", group, str(session), "--yes", "--json")  # unless other members were faster
         assert gone.returncode == 0 or "no live session" in gone.stderr
-        assert session not in {member["session"] for member in marshal.json("members", "ls", group)}
+        assert session not in {member["session"] for member in marshal.json("state", group, "--members")}
     finally:
         frozen.send_signal(signal.SIGCONT)
     case.consumers.stop()

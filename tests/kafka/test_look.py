@@ -57,7 +57,7 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
         assert session["claims"] == PARTITIONS
 
     def agree() -> bool:
-        ours = command.json("lag", group, "--coordination-topic", coordination)
+        ours = command.json("state", "--lag", group, "--coordination-topic", coordination)
         assert ours["lag"] == MESSAGES - READ
         found = {row["partition"]: (row["position"], row["end"], row["lag"]) for row in ours["partitions"]}
         return found == kafkas_lags(kafka, group, name)
@@ -84,7 +84,7 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
     copy = f"{coordination}-copy"
     assert command.json("log", "load", str(path), "--coordination-topic", copy)["records"] == offline["records"]
     again, first = (
-        command.json("lag", group, "--coordination-topic", one)["partitions"] for one in (copy, coordination)
+        command.json("state", "--lag", group, "--coordination-topic", one)["partitions"] for one in (copy, coordination)
     )
     assert [(row["position"], row["lag"]) for row in again] == [(row["position"], row["lag"]) for row in first]
     whole = path.read_bytes()

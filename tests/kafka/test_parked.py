@@ -53,7 +53,7 @@ def test_three_consumers_survive_a_position_after_the_end(kafka: Cluster, topic:
         )
         (notice,) = state["notices"]
         assert f"position {POSITION}, end {MESSAGES}" in notice
-        lag = case.commands.json("lag", case.group)
+        lag = case.commands.json("state", "--lag", case.group)
         assert (lag["unknown"], lag["parked"], lag["notices"]) == (1, 1, [notice])
         checks = {
             check["name"]: check for check in case.commands.json("doctor")["checks"] if case.group in check["found"]

@@ -227,7 +227,7 @@ def test_deleted_while_it_is_consumed(case: TopicCase, topic: TopicFactory) -> N
             assert case.topic in info.waiting_for
             assert info.lag == -1
             assert {tp.topic: claim.lag for tp, claim in info.claims.items()}[case.topic] == -1
-            lag = case.commands.json("lag", case.group)
+            lag = case.commands.json("state", "--lag", case.group)
             assert {row["topic"]: row["lag"] for row in lag["partitions"]}[case.topic] is None
             case.fill(other, 1, 20, "other")
             wait_until(lambda: sum(m.topic == other for m in list(reader.seen)) == 20, DEADLINE_S, "the rest continues")
@@ -268,9 +268,9 @@ def test_what_an_operator_sees_and_does(case: TopicCase) -> None:
         assert command in notice
         assert "its id was" in notice
         assert REASON in case.commands.run("state", case.group).stdout
-        lag = case.commands.json("lag", case.group)
+        lag = case.commands.json("state", "--lag", case.group)
         assert (lag["lag"], lag["unknown"], lag["parked"]) == (None, PARTITIONS, PARTITIONS)
-        words = case.commands.run("lag", case.group).stdout
+        words = case.commands.run("state", "--lag", case.group).stdout
         assert f"lag - and what {PARTITIONS} partitions have, which is not known, 2 partitions parked" in words
         doctor = {
             (check["name"], check["level"]): check
@@ -281,7 +281,7 @@ def test_what_an_operator_sees_and_does(case: TopicCase) -> None:
         assert "smaller topic" not in {name for name, _ in doctor}
         (listed,) = [one for one in case.commands.json("groups", "ls") if one["group"] == case.group]
         assert listed["parked"] == PARTITIONS
-        assert f"(parked: {REASON})" in case.commands.run("groups", "info", case.group).stdout
+        assert f"(parked: {REASON})" in case.commands.run("state", case.group, "--settings").stdout
         story = case.commands.run("explain", case.group, f"{case.topic}:0").stdout
         assert f"parked: {REASON}" in story
         assert f"it is parked: {REASON}" in story

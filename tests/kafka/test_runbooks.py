@@ -204,7 +204,9 @@ def test_the_operations_guide(case: RunbookCase) -> None:
         case.await_seen(1)
         case.follow(sections.pop("Operations: what the cluster needs, rights, runbooks, migration"))
 
-        output = case.follow(sections.pop("Rewind a live group"), {"marshal groups info": lambda: caught_up(case)})
+        output = case.follow(
+            sections.pop("Rewind a live group"), {"marshal state billing --csv": lambda: caught_up(case)}
+        )
         assert "SetPosition" in "".join(output.values()) or "positions move" in "".join(output.values())
         before = (case.folder / "before.csv").read_text(encoding="utf-8").splitlines()
         assert before == [f"{case.topic},{partition},{EACH}" for partition in range(PARTITIONS)]
@@ -222,7 +224,9 @@ def test_the_operations_guide(case: RunbookCase) -> None:
     assert skipped not in case.seen(), "the message was skipped"
     case.follow(sections.pop("A parked partition"))
 
-    output = case.follow(sections.pop("A lost admin"), {"marshal groups info": lambda: lose_an_admin(case)})
+    output = case.follow(
+        sections.pop("A lost admin"), {"marshal state billing --settings": lambda: lose_an_admin(case)}
+    )
     assert "bob@office" in output["marshal resume billing --dry-run --take-over"]
     assert case.admin_of("me").info().pause is None
 
@@ -230,7 +234,7 @@ def test_the_operations_guide(case: RunbookCase) -> None:
     case.follow(sections.pop("An unclean leader election"), {"marshal set-position": lambda: await_mirror(case)})
     assert (case.folder / "incident.dump").stat().st_size > 0
     output = case.follow(sections.pop("Upgrading the library in a running group"))
-    assert marshal_py.__version__ in output["marshal members ls billing"]
+    assert marshal_py.__version__ in output["marshal state billing --members"]
 
     worker = case.workers[-1]
     case.follow(sections.pop("Changing how a group delivers"))
@@ -334,7 +338,9 @@ def test_a_group_moves_to_marshal_and_back_and_loses_nothing(case: RunbookCase) 
     worker = case.start("worker-1")
     case.await_seen(1)
     output = case.follow(to[1:])
-    assert all(f"{case.topic}:{partition}" in output["marshal groups info billing"] for partition in range(PARTITIONS))
+    assert all(
+        f"{case.topic}:{partition}" in output["marshal state billing --settings"] for partition in range(PARTITIONS)
+    )
     total = EACH * PARTITIONS
     assert case.seen().total() == total + uncommitted
     assert max(case.seen().values()) <= 2

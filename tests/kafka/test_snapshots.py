@@ -223,8 +223,8 @@ def test_a_reader_whose_unread_records_were_deleted_starts_again(log: Coordinati
         assert slow.stdout is not None
         assert slow.stderr is not None
         assert json.loads(slow.stdout.readline())["offset"] == 0
-        until(lambda: log.commands.json("lag", GROUP)["lag"] == 0, "the log has its ack")
-        (before,) = log.commands.json("members", "ls", GROUP)
+        until(lambda: log.commands.json("state", GROUP, "--lag")["lag"] == 0, "the log has its ack")
+        (before,) = log.commands.json("state", "--members", GROUP)
         os.kill(slow.pid, signal.SIGSTOP)
         log.grow(1)  # all that its pending fetch gets
         with log.connect("b") as marshal, joined(marshal, GROUP, [data], heartbeat_interval_s=1.0) as other:
@@ -238,10 +238,10 @@ def test_a_reader_whose_unread_records_were_deleted_starts_again(log: Coordinati
             assert second["deleted_before"] == first["snapshot"] == log.bounds().first
             os.kill(slow.pid, signal.SIGCONT)
             until(
-                lambda: {"slow", "b"} == {each["client_id"] for each in log.commands.json("members", "ls", GROUP)},
+                lambda: {"slow", "b"} == {each["client_id"] for each in log.commands.json("state", "--members", GROUP)},
                 "it is back",
             )
-            sessions = {each["client_id"]: each["session"] for each in log.commands.json("members", "ls", GROUP)}
+            sessions = {each["client_id"]: each["session"] for each in log.commands.json("state", "--members", GROUP)}
             assert sessions["slow"] > first["snapshot"] > before["session"]
         log.fill(data, b"1")
         assert json.loads(slow.stdout.readline())["offset"] == 1, "it continues at the position of the group"

@@ -144,7 +144,7 @@ class GroupInfo(Struct, frozen=True, kw_only=True):
     Policies `prioritized`, `pinned` and `overflow`: `priority_groups`. Policy `pinned`: `priority_timeout_s`. Policy
     `overflow`: `failover_s`, None for never. Both are in seconds, as in GroupConfig. Policy `balanced`: `lag_weighted`.
 
-    What the policy of the group does not have is None, False or empty, and is not in the JSON of `marshal groups info`.
+    What the policy of the group does not have is None, False or empty, and is not in the JSON of the command.
 
     `settings_from`: None if nobody has set anything.
     """

@@ -1,8 +1,8 @@
 """Saves and loads the file that a consumer writes, for a bug report, when its state is wrong (PROTOCOL.md G7, G8).
 
 The log can be folded again at any time, but the state of this process is gone when it ends. So the file holds only the
-group's state in this process, the log's offset, and the digests that differ. `marshal diff GROUP --state FILE` compares
-the file with the log.
+group's state in this process, the log's offset, and the digests that differ. `marshal explain GROUP --state FILE`
+compares the file with the log.
 """
 
 from __future__ import annotations

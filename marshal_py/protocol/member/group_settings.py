@@ -214,7 +214,7 @@ def _unfit(group: str, config: GroupConfig, field: str, missing: bool) -> str:
             names = ", ".join(config.members or [each.member for each in config.mappings])
             return (
                 f"group {group!r} has {chosen}, so each consumer works for a member: name one of "
-                f"{names or 'those that `marshal members add` adds'}"
+                f"{names or 'those that `marshal groups update --add-member` adds'}"
             )
         case "member":
             return f"group {group!r} has {chosen}: {_only(obeying(field), 'obeys it', 'obey it')}"

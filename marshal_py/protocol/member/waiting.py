@@ -267,7 +267,11 @@ def _partitioned(group: Group) -> Iterator[Standstill]:
                 nobodys.setdefault(topic, []).append(number)
             elif owners[tp] not in present:
                 absent.setdefault((topic, owners[tp]), []).append(number)
-    way = f"marshal members map set {group.name}" if config.mappings else f"marshal members add {group.name} NAME"
+    way = (
+        f"marshal groups update {group.name} --map MEMBER=PARTITIONS"
+        if config.mappings
+        else f"marshal groups update {group.name} --add-member NAME"
+    )
     if members and not config.mappings:
         way = f"max_members is {config.max_members}: a group with more, or with mappings"
     for topic, numbers in nobodys.items():
@@ -280,9 +284,9 @@ def _partitioned(group: Group) -> Iterator[Standstill]:
         member = session.join.member
         if member not in members:
             text = f"{session.join.client_id!r} gets no partition: member {member!r} is not in the group's list"
-            change = f"marshal members add {group.name} {member}"
+            change = f"marshal groups update {group.name} --add-member {member}"
             if config.mappings:
-                change = f"marshal members map set {group.name} {member}=PARTITIONS"
+                change = f"marshal groups update {group.name} --map {member}=PARTITIONS"
             advice = f"correct the name ({first_of(members, NAMED_MAX) or 'the list is empty'}), or: {change}"
             yield Standstill("unlisted", text, advice, sessions=(session.id,))
 
@@ -316,7 +320,7 @@ def _unpinned(group: Group) -> Unserved | None:
     if all(restricted.idle(group, session) for session in group.sessions):
         why = f"no consumer is pinned: none has asked for a message for {restricted.timeout_ms(group) / 1000:g} s"
         return Unserved(why, "look at their programs; the first that asks is pinned")
-    return Unserved("no consumer is pinned", "the first in line claims it: marshal pin info " + group.name)
+    return Unserved("no consumer is pinned", f"the first in line claims it: marshal state {group.name} --settings")
 
 
 def _conditioned(group: Group) -> dict[str, Unserved]:

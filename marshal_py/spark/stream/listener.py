@@ -3,7 +3,7 @@
     spark.streams.addListener(QueryListener(prometheus_gauges()))
 
 At every trigger the source reports what its member holds, and Spark shows that as the source's `latestOffset`. The
-same figures are in the coordination log (`marshal lag`) and, as committed offsets, in Kafka's own tools.
+same figures are in the coordination log (`marshal state --lag`) and, as committed offsets, in Kafka's own tools.
 """
 
 from __future__ import annotations
