@@ -92,11 +92,11 @@ class ClaimedBatch:
 
     def check(self) -> None:
         """Raises ClaimLost if one of the batch's claims is not held any more. Call it just before a write."""
-        self._planner.check(self.taken)
+        self._planner.ranges.check(self.taken)
 
     def in_progress(self) -> None:
         """Says that the batch is still being worked on: `handler_timeout_s` starts again."""
-        self._planner.touch(self.taken)
+        self._planner.ranges.touch(self.taken)
 
     def commit(self) -> None:
         """Marks the batch as done, and returns once the log has accepted the positions. A second call does nothing.
@@ -106,29 +106,83 @@ class ClaimedBatch:
         """
         if self.open:
             self.open = False
-            self._planner.finish(self.taken)
+            self._planner.ranges.finish(self.taken)
 
     def give_back(self) -> None:
         """Gives the batch up: its ranges are planned again; in at-most-once mode they are lost."""
         if self.open:
             self.open = False
-            self._planner.give_back(self.taken)
+            self._planner.ranges.give_back(self.taken)
 
 
 class Planner(Membership):
-    """Plans ranges of offsets for other readers, as a member of a group. `Marshal.planner` makes one."""
+    """Plans ranges of offsets for other readers, as a member of a group. `Marshal.planner` makes one.
+
+    `ranges`: the steps that `batch` is made of, for the sources of this library.
+    """
 
     def __init__(self, context: Context, driver: ConsumerDriver, connection: Mapping[str, Any], ending: Ending) -> None:
         super().__init__(context, driver, connection, ending)
-        assert isinstance(driver.claims, PlannedClaims)
-        self._planned, self._ranges, self._source = driver.claims, driver.claims.queue, driver.claims.source
+        self.ranges: RangePlanner = RangePlanner(self)
         self._batch: ClaimedBatch | None = None
-        self._repeats = Repeats()
-        stable = connection.get("isolation.level", "read_committed")
-        self._committed_ends = stable == "read_committed"
 
     def wait_joined(self, timeout_s: float) -> None:
         super().wait_joined(timeout_s)
+        self.ranges.joined()
+
+    # --- batches
+
+    def batch(
+        self, rows_max: int, wait_s: float | None = None, up_to: Mapping[TopicPartition, int] | None = None
+    ) -> ClaimedBatch:
+        """Waits for data, and returns the next batch of at most `rows_max` offsets.
+
+        `up_to`: the offset before which the batch ends in each partition. The wait takes at most `wait_s` seconds;
+        None: until the consumer stops. The batch is empty (and false) if no data came or the consumer is stopping. A
+        cluster that does not answer is asked again while there is time to wait. Raises BatchRefused if the last
+        batch was neither committed nor given back, and what `plan` raises.
+        """
+        if rows_max < 1:
+            raise InvalidOption("max_rows", rows_max, "at least 1")
+        if self._batch is not None and self._batch.open:
+            raise BatchRefused(f"the last batch of {self._batch.offsets} offsets")
+        deadline = None if wait_s is None else self._context.monotonic() + wait_s
+        while not self.stopping:
+            try:
+                taken = self.ranges.take(self.ranges.plan(rows_max, up_to))
+            except ClusterUnreachable as error:
+                if deadline is not None and self._context.monotonic() >= deadline:
+                    raise
+                self.ranges.note_unanswered(error)
+                taken = []
+            if taken:
+                self._batch = ClaimedBatch(self, taken)
+                return self._batch
+            left_s = LOOK_S if deadline is None else min(LOOK_S, deadline - self._context.monotonic())
+            if left_s <= 0:
+                break
+            with self._context.outbox, self._context.lock:
+                self._context.changed.wait(left_s)
+        if self.closed:
+            self._ending.raise_if_ended()
+        return ClaimedBatch(self, ())
+
+
+class RangePlanner:
+    """Looks what a planner's claims could deliver, delivers it, and acks it. Its calls are the planner's calls."""
+
+    def __init__(self, planner: Planner) -> None:
+        driver = planner._driver
+        assert isinstance(driver.claims, PlannedClaims)
+        self._planner, self._context, self._driver = planner, planner._context, driver
+        self._member, self._ending = planner._member, planner._ending
+        self._planned, self._ranges, self._source = driver.claims, driver.claims.queue, driver.claims.source
+        self._repeats = Repeats()
+        stable = planner.connection.get("isolation.level", "read_committed")
+        self._committed_ends = stable == "read_committed"
+
+    def joined(self) -> None:
+        """Notes that the group has the member: from now on its user has to call."""
         with self._context.lock:
             self._planned.called()
 
@@ -163,7 +217,7 @@ class Planner(Membership):
                 if self._ranges.settled():
                     return True
                 left_s = deadline - self._context.monotonic()
-                if left_s <= 0 or self.stopping:
+                if left_s <= 0 or self._planner.stopping:
                     return False
                 self._context.changed.wait(min(WAIT_SLICE_S, left_s))
 
@@ -203,7 +257,7 @@ class Planner(Membership):
             self.alive()
             left_s = deadline - self._context.monotonic()
             if any(others.values()) or left_s <= 0:
-                raise MembersAlive(self.group, SHARED, tuple(sorted(others)))
+                raise MembersAlive(self._planner.group, SHARED, tuple(sorted(others)))
             with self._context.outbox, self._context.lock:
                 self._context.changed.wait(min(WAIT_SLICE_S, left_s))
 
@@ -312,7 +366,7 @@ class Planner(Membership):
             valid = member.lease_left_ms(now) >= 0
             lost = [one.range.tp for one in taken if one.claim.sealed or not valid]
         if lost:
-            raise ClaimLost(self.group, tuple(map(str, lost)))
+            raise ClaimLost(self._planner.group, tuple(map(str, lost)))
 
     def touch(self, taken: Iterable[Taken]) -> None:
         self.alive()
@@ -335,24 +389,35 @@ class Planner(Membership):
                 ]
 
         self.alive()
-        self._pass("flush")
-        self._context.complete(self._confirmed(self._confirmations.accepted(ack, LEAVE_TIMEOUT_S)))
+        self._planner._pass("flush")
+        self._context.complete(self._planner._confirmed(self._planner._confirmations.accepted(ack, LEAVE_TIMEOUT_S)))
 
     def give_back(self, taken: Iterable[Taken]) -> None:
         with self._context.outbox, self._context.lock:
             for one in taken:
                 self._ranges.give_back(one)
 
-    # --- the micro-batches of a streaming query
+    def called(self) -> None:
+        """Notes that somebody still reads. With the Marshal's lock held."""
+        self._planned.called()
 
-    def micro_batches(self, before: MicroBatches | None = None) -> MicroBatches:
-        """Returns the batches of a streaming query.
-
-        `before`: the batches of the query's earlier consumer in this process.
-        """
+    def micro_batches(self, before: MicroBatches | None) -> MicroBatches:
+        """Returns the batches of a streaming query, which go on from those of its earlier member in this process."""
         return MicroBatches(self._member, self._ranges, self.incarnation, before)
 
-    def commit_end(self, batches: MicroBatches, end: End) -> None:
+
+class QueryPlanner:
+    """Plans the micro-batches of a streaming query (microbatches.py), which keeps their ends in its checkpoint."""
+
+    batches: MicroBatches
+
+    def __init__(self, planner: Planner, before: MicroBatches | None = None) -> None:
+        """`before`: the batches of the query's earlier member in this process."""
+        self._planner, self._ranges = planner, planner.ranges
+        self._context, self._driver, self._member = planner._context, planner._driver, planner._member
+        self.batches = planner.ranges.micro_batches(before)
+
+    def commit(self, end: End) -> None:
         """Moves the positions past the batch that ends at `end`, because the query has committed it.
 
         It returns once the log has accepted the positions. If a claim was lost before that, the positions move when
@@ -360,34 +425,34 @@ class Planner(Membership):
         comes; the positions are still sent until one does.
         """
         with self._context.outbox, self._context.lock:
-            moved = batches.commit(end, self._context.clock.now())
-        self.alive()
-        if moved and not self.at_most_once:
+            moved = self.batches.commit(end, self._context.clock.now())
+        self._ranges.alive()
+        if moved and not self._ranges.at_most_once:
             with contextlib.suppress(ClaimLost):
-                self.flush()
+                self._planner.flush()
 
-    def commit_reported(self, batches: MicroBatches, digest: str) -> None:
-        """Does what `commit_end` does, when a listener reports the query's commit before the query calls `commit_end`.
+    def commit_reported(self, digest: str) -> None:
+        """Does what `commit` does, when a listener reports the query's commit before the query calls `commit`.
 
         Any thread may call it, also twice, and it waits for nothing. `digest`: the hash of the batch's end
         (`digest_of`).
         """
         with self._context.outbox, self._context.lock:
-            if batches.commit_reported(digest, self._context.clock.now()):
-                self._planned.called()
+            if self.batches.commit_reported(digest, self._context.clock.now()):
+                self._ranges.called()
                 self._member.urgent = True
                 self._driver.kick()
 
-    def plan_end(self, batches: MicroBatches, start: End, available: Sequence[ClaimedRange]) -> End:
+    def plan(self, start: End, available: Sequence[ClaimedRange]) -> End:
         """Returns the end of the batch that follows `start`, or `start` itself if there is nothing to read.
 
         In at-least-once mode it also delivers the batch's ranges.
         """
-        self.alive()
+        self._ranges.alive()
         with self._context.outbox, self._context.lock:
-            return batches.plan(start, available, self._context.clock.now())
+            return self.batches.plan(start, available, self._context.clock.now())
 
-    def take_end(self, batches: MicroBatches, end: End, wanted: Sequence[ClaimedRange] | None) -> list[Taken]:
+    def take(self, end: End, wanted: Sequence[ClaimedRange] | None) -> list[Taken]:
         """Delivers the batch that ends at `end`, as far as the log grants it. Only for at-most-once mode.
 
         `wanted`: the batch's ranges, or None if an earlier consumer planned the batch. Then nothing is delivered, since
@@ -395,28 +460,28 @@ class Planner(Membership):
         batch are noted in the log.
         """
         if wanted is None:
-            self.settle()
-        taken = self.take(wanted or [])
+            self._ranges.settle()
+        taken = self._ranges.take(wanted or [])
         with self._context.outbox, self._context.lock:
             if wanted is None:
-                self._note(batches.lost_with(end))
-            batches.deliver(end, taken)
+                self._note(self.batches.lost_with(end))
+            self.batches.deliver(end, taken)
         return taken
 
-    def note_uncommitted(self, batches: MicroBatches) -> None:
+    def note_uncommitted(self) -> None:
         """Notes in the log which ranges are lost, in at-most-once mode. To be called when this process ends.
 
         These are the ranges that were delivered to the query and not committed.
         """
-        if self.at_most_once:
+        if self._ranges.at_most_once:
             with self._context.outbox, self._context.lock:
-                self._note(batches.uncommitted())
+                self._note(self.batches.uncommitted())
 
     def _note(self, lost: Sequence[tuple[TopicPartition, int, int]]) -> None:
         for tp, start, to in lost:
             self._member.note(UNCOMMITTED, tp, start, to)
 
-    def replay_end(self, batches: MicroBatches, end: End) -> list[Taken]:
+    def replay(self, end: End) -> list[Taken]:
         """Delivers the ranges that this consumer must read of a batch that an earlier consumer planned.
 
         It waits until it is known which ranges these are, without limit while the group is paused. Raises
@@ -424,67 +489,30 @@ class Planner(Membership):
         """
         wait_s = self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
         deadline, said = self._context.monotonic() + wait_s, ""
-        self.plan(None)  # skips what retention has deleted since (D6)
+        self._ranges.plan(None)  # skips what retention has deleted since (D6)
         while True:
-            self.alive()
+            self._ranges.alive()
             with self._context.outbox, self._context.lock:
-                replay = batches.replay(end, self._context.clock.now())
+                replay = self.batches.replay(end, self._context.clock.now())
                 if not replay.waits:
                     break
                 if self._member.paused:
                     deadline = self._context.monotonic() + wait_s
                 elif self._context.monotonic() >= deadline:
-                    raise PartitionsUnread(self.group, _named(replay.waits), planned=True)
+                    raise PartitionsUnread(self._planner.group, _named(replay.waits), planned=True)
                 self._context.changed.wait(WAIT_SLICE_S)
             if _in_words(replay.waits) != said:
                 said = _in_words(replay.waits)
-                logger.info("group %s: a batch that was planned before waits: %s", self.group, said)
+                logger.info("group %s: a batch that was planned before waits: %s", self._planner.group, said)
         if replay.left_out:
             logger.warning(
                 "group %s: of a batch that was planned before, %d of %d ranges are not read here: %s",
-                self.group,
+                self._planner.group,
                 len(replay.left_out),
                 len(replay.left_out) + len(replay.taken),
                 _in_words(replay.left_out),
             )
         return replay.taken
-
-    # --- batches
-
-    def batch(
-        self, rows_max: int, wait_s: float | None = None, up_to: Mapping[TopicPartition, int] | None = None
-    ) -> ClaimedBatch:
-        """Waits for data, and returns the next batch of at most `rows_max` offsets.
-
-        `up_to`: the offset before which the batch ends in each partition. The wait takes at most `wait_s` seconds;
-        None: until the consumer stops. The batch is empty (and false) if no data came or the consumer is stopping. A
-        cluster that does not answer is asked again while there is time to wait. Raises BatchRefused if the last
-        batch was neither committed nor given back, and what `plan` raises.
-        """
-        if rows_max < 1:
-            raise InvalidOption("max_rows", rows_max, "at least 1")
-        if self._batch is not None and self._batch.open:
-            raise BatchRefused(f"the last batch of {self._batch.offsets} offsets")
-        deadline = None if wait_s is None else self._context.monotonic() + wait_s
-        while not self.stopping:
-            try:
-                taken = self.take(self.plan(rows_max, up_to))
-            except ClusterUnreachable as error:
-                if deadline is not None and self._context.monotonic() >= deadline:
-                    raise
-                self.note_unanswered(error)
-                taken = []
-            if taken:
-                self._batch = ClaimedBatch(self, taken)
-                return self._batch
-            left_s = LOOK_S if deadline is None else min(LOOK_S, deadline - self._context.monotonic())
-            if left_s <= 0:
-                break
-            with self._context.outbox, self._context.lock:
-                self._context.changed.wait(left_s)
-        if self.closed:
-            self._ending.raise_if_ended()
-        return ClaimedBatch(self, ())
 
 
 def _named(reasons: Mapping[TopicPartition, str]) -> dict[str, str]:

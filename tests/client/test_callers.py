@@ -190,7 +190,7 @@ def test_a_start_of_a_partition_that_does_not_exist(marshal: Marshal, topics: li
         marshal.planner("plan", ["t"], start="earliest") as planner,
         pytest.raises(InvalidOption, match="t:7 does not"),
     ):
-        planner.ends_at('{"t": {"0": 0, "7": 5}}')
+        planner.ranges.ends_at('{"t": {"0": 0, "7": 5}}')
 
 
 def test_a_start_of_a_partition_that_a_later_topic_does_not_have(memory: MemoryTestCluster) -> None:

@@ -347,7 +347,7 @@ def _planning(cluster: MemoryCluster) -> Planner:
     for partition in (0, 1):
         cluster.produce_many("orders", [b"x"] * 5, partition=partition)
     planner = planning(cluster.connect(), "billing", ["orders"])
-    assert planner.settle(DEADLINE_S)
+    assert planner.ranges.settle(DEADLINE_S)
     return planner
 
 
@@ -385,19 +385,19 @@ def test_a_querys_batch_is_not_planned_again_if_its_claims_are_lost_before_the_l
     """The query has committed it. This process claims the partitions again, and moves their positions then."""
     with MemoryCluster() as cluster:
         planner = _planning(cluster)
-        batches, now = planner.micro_batches(), planner._driver.context.clock.now
-        start = {"b": 0, "i": planner.incarnation.hex(), "s": planner._member.session, "r": {}}
-        end = batches.plan(start, planner.plan(100), now())
+        batches, now = planner.ranges.micro_batches(None), planner._driver.context.clock.now
+        start = {"b": 0, "i": planner.ranges.incarnation.hex(), "s": planner._member.session, "r": {}}
+        end = batches.plan(start, planner.ranges.plan(100), now())
         assert len(end["r"]) == 2
         with monkeypatch.context() as patch:
             patch.setattr(planner._driver.context.coordination, "append", lambda *_: True)
             assert batches.commit(end, now())
             cluster.evict(planner)
         cluster.run_until(lambda: len(planner.claims()) == 2)
-        assert planner.plan(100), "the log has none of it"
+        assert planner.ranges.plan(100), "the log has none of it"
         assert batches.commit(end, now()), "a position moves"
         planner.flush()
-        assert planner.plan(100) == []
+        assert planner.ranges.plan(100) == []
         group = planner._member.group
         assert group is not None
         assert [part.position for part in group.partitions.values()] == [5, 5]

@@ -35,7 +35,7 @@ def spans(batch: object) -> list[tuple[int, int, int]]:
 
 
 def settled(planner: Planner) -> Planner:
-    assert planner.settle(30.0)
+    assert planner.ranges.settle(30.0)
     return planner
 
 
@@ -46,6 +46,11 @@ def reading(cluster: TestCluster, count: int) -> Iterator[Planner]:
     cluster.fill(topic, 0, count)
     with cluster.connect() as marshal, planning(marshal, cluster.group(), [topic]) as planner:
         yield settled(planner)
+
+
+def test_the_public_part_of_a_planner_is_one_call() -> None:
+    """Beside what every membership has. The steps of `batch` are in `ranges`, for the sources of this library."""
+    assert {name for name in vars(Planner) if not name.startswith("_")} == {"batch", "wait_joined"}
 
 
 def test_batches_take_turns_and_positions_follow_commits(cluster: TestCluster) -> None:
@@ -126,7 +131,7 @@ def test_in_a_pause_the_batch_is_released_after_an_interval(cluster: TestCluster
             batch.check()
         with pytest.raises(ClaimLost, match=f"{topic}:0"):
             batch.commit()
-        assert planner.settle(), "in a pause nothing is to come"
+        assert planner.ranges.settle(), "in a pause nothing is to come"
         assert not planner.batch(100, wait_s=0.0)
         admin.resume(token=hold.token)
         again = planner.batch(100)
@@ -138,11 +143,11 @@ def test_without_a_lease_nothing_is_delivered(embedded: EmbeddedTestCluster) -> 
     """D8, D9: the gate of a range is the gate of a message."""
     with reading(embedded, 5) as consumer:
         planner = settled(consumer)
-        wanted = planner.plan(10)
+        wanted = planner.ranges.plan(10)
         assert len(wanted) == 1
         embedded.broker.broker_down()
         until(lambda: any(event.kind == "fenced" for event in consumer.events()), "the lease is over")
-        assert planner.take(wanted) == []
+        assert planner.ranges.take(wanted) == []
         embedded.broker.broker_up()
         batch = planner.batch(10)
         assert spans(batch) == [(0, 0, 5)]
@@ -192,7 +197,7 @@ def test_a_position_beyond_the_end_parks_that_partition(memory: MemoryTestCluste
         memory.fill(topic, 1, 5, first=10)
         with planning(marshal, group, [topic]) as consumer:
             planner = settled(consumer)
-            assert planner.settle(), "a parked partition is nobody's"
+            assert planner.ranges.settle(), "a parked partition is nobody's"
             assert spans(planner.batch(10)) == [(1, 10, 15)]
 
 
@@ -245,12 +250,12 @@ def test_planning_alone_grants_nothing(memory: MemoryTestCluster) -> None:
     group = memory.group()
     with memory.connect() as marshal, planning(marshal, group, [topic], delivery=AMO) as consumer:
         planner = settled(consumer)
-        (wanted,) = planner.plan(10)
+        (wanted,) = planner.ranges.plan(10)
         assert memory.accepted(group, ClaimingMessages) == []
-        assert planner.plan(10) == [wanted]
-        (taken,) = planner.take([wanted])
+        assert planner.ranges.plan(10) == [wanted]
+        (taken,) = planner.ranges.take([wanted])
         assert taken.range == wanted
-        assert planner.take([wanted]) == []
+        assert planner.ranges.take([wanted]) == []
 
 
 def test_a_plan_ends_at_its_bound(memory: MemoryTestCluster) -> None:
@@ -259,8 +264,8 @@ def test_a_plan_ends_at_its_bound(memory: MemoryTestCluster) -> None:
     memory.fill(topic, 1, 10)
     with memory.connect() as marshal, planning(marshal, memory.group(), [topic]) as consumer:
         planner = settled(consumer)
-        assert planner.ends() == {TopicPartition(topic, 0): 10, TopicPartition(topic, 1): 10}
-        found = planner.plan(None, {TopicPartition(topic, 1): 7})
+        assert planner.ranges.ends() == {TopicPartition(topic, 0): 10, TopicPartition(topic, 1): 10}
+        found = planner.ranges.plan(None, {TopicPartition(topic, 1): 7})
         assert [(one.partition, one.start, one.to) for one in found] == [(1, 0, 7)]
 
 

@@ -70,7 +70,7 @@ def test_only_reports_of_the_batch_that_spark_has_count(make_topic: MakeTopic) -
     assert member is not None
     member.planner.flush()
     assert orders.positions() == {0: 5}
-    assert member.batches.delivered_ranges(query.offset(1)), "it is still with the query"
+    assert member.query.batches.delivered_ranges(query.offset(1)), "it is still with the query"
     commits.report(address(query), json.dumps(query.offset(1)))
     until(lambda: orders.positions() == {0: 10}, "acked once it was reported")
     query.reader.stop()

@@ -126,8 +126,8 @@ class Batches:
         self._spark, self._planner, self._max_rows, self._wait_s = spark, planner, max_rows, wait_s
         if not planner.connection:
             raise InvalidOption("bootstrap.servers", "", "executors can only reach a cluster over the network")
-        self._options = {**as_options(planner.connection), **options, "once": str(planner.at_most_once).lower()}
-        self._up_to = None if until is None else self._planner.ends_at(until)
+        self._options = {**as_options(planner.connection), **options, "once": str(planner.ranges.at_most_once).lower()}
+        self._up_to = None if until is None else self._planner.ranges.ends_at(until)
         self._last: Batch | None = None
 
     def __enter__(self) -> Self:
@@ -145,12 +145,12 @@ class Batches:
         With `until`, it raises PartitionsParked or PartitionsUnread at the end if something before that end is left
         that nobody reads.
         """
-        self._planner.settle()
+        self._planner.ranges.settle()
         while claimed := self._claimed():
             self._last = Batch(claimed, self._df(pieces_of(claimed.ranges, self._planner.group)))
             yield self._last
         if self._up_to is not None and not self._planner.stopping:
-            self._planner.check_read(self._up_to)
+            self._planner.ranges.check_read(self._up_to)
 
     def _df(self, pieces: list[Piece]) -> DataFrame:
         return self._spark.read.format("marshal").options(**self._options, ranges=ranges_json(pieces)).load()
@@ -159,7 +159,7 @@ class Batches:
         if self._up_to is None:
             return self._planner.batch(self._max_rows, self._wait_s)
         claimed = self._planner.batch(self._max_rows, 0, self._up_to)
-        if not claimed and self._planner.settle():  # claims were granted meanwhile
+        if not claimed and self._planner.ranges.settle():  # claims were granted meanwhile
             claimed = self._planner.batch(self._max_rows, 0, self._up_to)
         return claimed
 

@@ -34,7 +34,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from marshal_py.client.driver import last_wills
 from marshal_py.client.marshal import Marshal, connect
-from marshal_py.client.planner import Planner
+from marshal_py.client.planner import Planner, QueryPlanner, RangePlanner
 from marshal_py.client.ranges.microbatches import FIRST, MicroBatches, group_of, key_of, life_of
 from marshal_py.client.ranges.ranges import ClaimedRange
 from marshal_py.errors import BatchOverdue, ClusterUnreachable, InvalidOption
@@ -81,7 +81,8 @@ class QueryMember:
         except BaseException:
             self.marshal.close(RELEASE_S)
             raise
-        self.batches: MicroBatches = self.planner.micro_batches(earlier)
+        self.query: QueryPlanner = QueryPlanner(self.planner, earlier)
+        self.ranges: RangePlanner = self.planner.ranges
         self._commits = self._open_commit_socket()
         self.planned: dict[str, list[ClaimedRange]] = {}  # at-most-once: the newest plan, by its end offset
         self.settled = self.warned = False
@@ -109,7 +110,7 @@ class QueryMember:
         Returns None on systems without such sockets.
         """
         try:
-            return CommitSocket(lambda digest: self.planner.commit_reported(self.batches, digest))
+            return CommitSocket(self.query.commit_reported)
         except (AttributeError, OSError) as error:
             logger.info("commits are known at the next trigger only: %s", error)
             return None
@@ -119,7 +120,7 @@ class QueryMember:
         nothing.
         """
         if not self.settled:
-            self.planner.settle()
+            self.ranges.settle()
             self.settled = True
 
     def notice_fresh_checkpoint(self) -> None:
@@ -129,7 +130,7 @@ class QueryMember:
         it already has (docs/spark.md). A query with state is refused, because its state begins empty and misses what
         the positions have passed. Raises InvalidOption.
         """
-        if self.stateful and not self._restart and self.planner.resumed():
+        if self.stateful and not self._restart and self.ranges.resumed():
             raise InvalidOption(
                 "stateful",
                 "true",
@@ -138,7 +139,7 @@ class QueryMember:
                 f"or move the positions to the earliest with `marshal set-position {self.planner.group} TOPIC --to "
                 f"earliest`; or begin with empty state at the positions: stateful=restart",
             )
-        if not self.warned and self.planner.resumed():
+        if not self.warned and self.ranges.resumed():
             logger.warning(
                 "group %s has positions, and this query begins with a fresh checkpoint: it continues at the "
                 "group's positions and ignores its option start. Its batches are numbered from 0 again; a sink "
@@ -157,10 +158,10 @@ class QueryMember:
         if offset == FIRST:
             return
         way = "Take a new checkpointLocation"
-        found = other_log(offset["i"], self.planner.incarnation)
+        found = other_log(offset["i"], self.ranges.incarnation)
         if found:
             way += ", or the coordination_topic that the checkpoint is from"
-        elif life_of(offset) != self.planner.deleted_at():
+        elif life_of(offset) != self.ranges.deleted_at():
             found = f"the checkpoint is from before group {self.planner.group!r} was deleted and created again"
         else:
             return
@@ -183,7 +184,7 @@ class QueryMember:
         """Acks the batch that ends at `end`, which Spark has committed. An earlier member may have handed it over, and
         it may be acked already.
         """
-        self.planner.commit_end(self.batches, end)
+        self.query.commit(end)
 
     def plan(
         self, start: dict[str, Any], rows_max: int | None, targets: Mapping[TopicPartition, int] | None
@@ -195,20 +196,20 @@ class QueryMember:
         PartitionsUnread.
         """
         end = self._plan_once(start, rows_max, targets)
-        if end == start and targets is not None and self.planner.settle():
+        if end == start and targets is not None and self.ranges.settle():
             end = self._plan_once(start, rows_max, targets)  # claims were granted meanwhile
         if end == start and targets is not None:
-            self.planner.check_read(targets)  # last, when everything else is read
+            self.ranges.check_read(targets)  # last, when everything else is read
         return end
 
     def _plan_once(
         self, start: dict[str, Any], rows_max: int | None, targets: Mapping[TopicPartition, int] | None
     ) -> dict[str, Any]:
         self._planned_to = {}
-        ranges = self.planner.plan(rows_max, targets)
+        ranges = self.ranges.plan(rows_max, targets)
         if targets is None and self._waits_for_more(sum(one.to - one.start for one in ranges)):
             return start
-        end = self.planner.plan_end(self.batches, start, ranges)
+        end = self.query.plan(start, ranges)
         self.planned = {key_of(end): ranges}
         if end != start:
             self._planned_to = {one.tp: one.to for one in ranges}
@@ -231,15 +232,15 @@ class QueryMember:
         In at-most-once mode a replayed batch is empty, because its messages may have been read already; the loss is
         noted.
         """
-        taken = self.batches.delivered_ranges(end)
+        taken = self.query.batches.delivered_ranges(end)
         if taken is None:
             planned = self.planned.pop(key_of(end), None)
-            if self.planner.at_most_once:
-                taken = self.planner.take_end(self.batches, end, planned)
+            if self.ranges.at_most_once:
+                taken = self.query.take(end, planned)
             else:
                 self.settle()
                 self.ack(start)
-                taken = self.planner.replay_end(self.batches, end)
+                taken = self.query.replay(end)
             if not taken:
                 logger.warning(
                     "group %s: batch %d is empty; %d ranges were planned for it",
@@ -295,7 +296,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Returns this process's member. Joins the group if there is none, or if the last one was overdue."""
         if self._member is not None:
             try:
-                self._member.planner.alive()
+                self._member.ranges.alive()
             except BatchOverdue as error:
                 logger.warning("%s", error)
                 self._leave()
@@ -318,7 +319,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Leaves the group. The process continues, and so do the batches that were handed to Spark."""
         member, self._member = self._member, None
         if member is not None:
-            self._earlier = member.batches
+            self._earlier = member.query.batches
             member.close()
 
     # --- Spark's calls
@@ -339,20 +340,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             member = self._joined()
             member.settle()  # first: acking Spark's last batch takes claims
             if member.stateful:
-                member.planner.check_alone()
+                member.ranges.check_alone()
             if key_of(start) == key_of(FIRST):
                 member.notice_fresh_checkpoint()
             member.check_origin(start)
             member.ack(start)
             if self._available_now and self._targets is None:
-                self._targets = member.planner.ends()
+                self._targets = member.ranges.ends()
             if not self._available_now and member.has_new_topics():
                 member = self._rejoined()
             return member.plan(start, rows_max, self._targets)
         except ClusterUnreachable as error:
             if self._available_now or self._member is None:
                 raise  # "nothing to do" would end the query as if it were complete
-            self._member.planner.note_unanswered(error)
+            self._member.ranges.note_unanswered(error)
             return start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -379,7 +380,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Leaves the group for good. Called when the process ends, because Spark has stopped the query or is gone."""
         member, self._member = self._member, None
         if member is not None:
-            member.planner.note_uncommitted(member.batches)
+            member.query.note_uncommitted()
             member.close()
 
 
