@@ -15,9 +15,8 @@ import msgspec
 import pytest
 
 from marshal_py.cli.demo.journal import Claimed, Delivered, Entry, Journal, JournalReader, Lost, Started, Written
-from marshal_py.cli.demo.judge import Judgement, Milestones, judge, sentence
 from marshal_py.cli.demo.orders import checksum_fits, order
-from marshal_py.cli.demo.totals import Totals
+from marshal_py.cli.demo.verdict import Judgement, Milestones, Totals, judge, sentence
 from tests.cli.shell import DEADLINE_S, MODULE, REPOSITORY, Shell, wait_until
 from tests.support.marked_processes import witnesses
 

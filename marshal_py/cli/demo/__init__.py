@@ -1,13 +1,14 @@
 """The command `marshal demo`: processes share a topic, one is killed, one joins, and every message is counted.
 
 scenario.py runs the schedule and process.py its child processes: worker.py consumes and producer.py writes the messages
-of orders.py. Each child writes a journal (journal.py). totals.py adds the journals up, view.py shows them, judge.py
-decides whether the promise was kept.
+of orders.py. Each child writes a journal (journal.py). verdict.py adds the journals up and decides whether the promise
+was kept.
 """
 
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Final, Literal
@@ -44,9 +45,8 @@ def demo(
     Without --bootstrap-servers the demo runs its own broker inside this process. On a real cluster it creates a topic
     of its own, demo-orders-RANDOM, and leaves it there. Exit code 1 means that the promise was broken.
     """
-    from marshal_py.cli.demo.judge import sentence
     from marshal_py.cli.demo.scenario import Plan, run_demo
-    from marshal_py.cli.demo.view import make_view
+    from marshal_py.cli.demo.verdict import sentence
 
     with _cluster(options) as (settings, topic, group):
         admin = KafkaTransport(settings, CONNECT_TIMEOUT_S).admin()
@@ -59,8 +59,7 @@ def demo(
             seconds=seconds,
             last_will=last_will,
         )
-        with make_view(options.as_json) as view:
-            result, totals = run_demo(plan, admin, view)
+        result, totals = run_demo(plan, admin, sys.stderr if options.as_json else sys.stdout)
         admin.close()
     if topic != EMBEDDED_TOPIC:
         output.say(f"topic {topic} stays on the cluster; delete it when you no longer need it")

@@ -10,15 +10,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from msgspec import Struct
 
 from marshal_py.cli.demo.journal import Claimed, Entry, Failed, Joined, JournalReader, Lost, Reported
-from marshal_py.cli.demo.judge import AT_MOST_ONCE, Judgement, Milestones, judge
 from marshal_py.cli.demo.process import Child, Task
-from marshal_py.cli.demo.totals import Totals
-from marshal_py.cli.demo.view import View
+from marshal_py.cli.demo.verdict import AT_MOST_ONCE, Judgement, Milestones, Totals, judge
 from marshal_py.cli.output import CommandFailed
 from marshal_py.client.values.options import HEARTBEAT_INTERVAL_S
 from marshal_py.protocol.wire.identity import TopicPartition
@@ -29,7 +27,8 @@ CONSUMERS: Final = 3
 KILLED: Final = "consumer-2"
 JOINER: Final = "consumer-4"
 RATE_PER_S: Final = 300  # orders: enough to see, and minutes of them fit into the embedded broker
-POLL_S: Final = 0.25  # between two looks at the journals; the view is drawn as often
+POLL_S: Final = 0.25  # between two looks at the journals
+LINE_EVERY_S: Final = 2.0  # a line with the totals
 JOIN_TIMEOUT_S: Final = 60.0  # three interpreters on a busy machine; usually a second
 SLOW_JOIN_S: Final = 15.0  # the schedule waits at most this long until the fourth consumer has handled a message
 STALL_TIMEOUT_S: Final = 30.0  # after this long without a delivery at the end, the rest will not come
@@ -64,11 +63,13 @@ class DemoScenario:
 
     plan: Plan
     admin: ClusterAdmin
-    view: View
+    out: TextIO
     folder: Path
 
-    def __init__(self, plan: Plan, admin: ClusterAdmin, view: View, folder: Path) -> None:
-        self.plan, self.admin, self.view, self.folder = plan, admin, view, folder
+    def __init__(self, plan: Plan, admin: ClusterAdmin, out: TextIO, folder: Path) -> None:
+        """`out`: where a line is printed for each event, and one with the totals now and then."""
+        self.plan, self.admin, self.out, self.folder = plan, admin, out, folder
+        self._line_due_s = 0.0
         self.totals: Totals = Totals(PARTITIONS)
         self.milestones: Milestones = Milestones()
         self._consumers: list[Child] = []
@@ -200,7 +201,7 @@ class DemoScenario:
         self._poll()
 
     def _poll(self) -> None:
-        """Reads the new journal entries and draws the view. Raises CommandFailed if the demo cannot continue."""
+        """Reads the new journal entries, and prints the totals. Raises CommandFailed if the demo cannot continue."""
         for name, reader in self._readers:
             self._report(name, self._collect(name, reader))
         for child in self._children():
@@ -211,7 +212,9 @@ class DemoScenario:
                 if child is self._producer or len(self._joined) < CONSUMERS:
                     raise CommandFailed(f"{child.name} of the demo ended: {reason}")
                 self._event(f"{child.name} ended by itself: {reason}")
-        self.view.show(time.monotonic() - self._began, self.totals)
+        if time.monotonic() - self._began >= self._line_due_s:
+            self._line_due_s = time.monotonic() - self._began + LINE_EVERY_S
+            self._event(str(self.totals))
 
     def _collect(self, name: str, reader: JournalReader) -> list[Entry]:
         entries = list(reader.new_entries())
@@ -237,11 +240,11 @@ class DemoScenario:
             self._event(words.format(", ".join(map(str, sorted(partitions)))))
 
     def _event(self, text: str) -> None:
-        self.view.event(time.monotonic() - self._began, text)
+        print(f"{time.monotonic() - self._began:5.1f} s  {text}", file=self.out, flush=True)
 
 
-def run_demo(plan: Plan, admin: ClusterAdmin, view: View) -> tuple[Judgement, Totals]:
+def run_demo(plan: Plan, admin: ClusterAdmin, out: TextIO) -> tuple[Judgement, Totals]:
     """Runs the demo with its journals in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="marshal-demo-") as folder:
-        scenario = DemoScenario(plan, admin, view, Path(folder))
+        scenario = DemoScenario(plan, admin, out, Path(folder))
         return scenario.run(), scenario.totals
