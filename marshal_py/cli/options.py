@@ -19,6 +19,7 @@ import typer
 from typer.models import OptionInfo
 
 from marshal_py.admin.group import Group
+from marshal_py.admin.views.suggestions import NOBODY as NOBODY
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import output
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
@@ -31,7 +32,6 @@ from marshal_py.transport.dump import memory_transport
 from marshal_py.transport.kafka import KafkaTransport
 
 LOGS_NAMED: Final = 5  # how many logs a line names
-NOBODY: Final = "no consumer has ever run here"
 _PARAMETER: Final = "options"
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -129,6 +129,11 @@ class Planner(Membership):
     def wait_joined(self, timeout_s: float) -> None:
         super().wait_joined(timeout_s)
         self.ranges.joined()
+
+    def _confirm(self, ack: Callable[[], list[Acked]]) -> None:
+        """Calls `ack`, and returns once the log has accepted the positions."""
+        self._pass("flush")
+        self._context.complete(self._confirmed(self._confirmations.accepted(ack, LEAVE_TIMEOUT_S)))
 
     # --- batches
 
@@ -389,8 +394,7 @@ class RangePlanner:
                 ]
 
         self.alive()
-        self._planner._pass("flush")
-        self._context.complete(self._planner._confirmed(self._planner._confirmations.accepted(ack, LEAVE_TIMEOUT_S)))
+        self._planner._confirm(ack)
 
     def give_back(self, taken: Iterable[Taken]) -> None:
         with self._context.outbox, self._context.lock:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from marshal_py import GroupConfig
+from marshal_py.admin.examination import Examination
 from marshal_py.cli import doctor, groups, options
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.exporter import Collector
@@ -276,10 +277,10 @@ def said(scene: Scene, view: str, monkeypatch: pytest.MonkeyPatch) -> str:
         with look(cluster) as looking:
             return " ".join(one.kind for one in looking.advisories(GROUP) if one is not None)
     if view == "doctor":
-        asked = doctor.Examination(options.ReadOptions(bootstrap_servers="none:1"), GROUP, [], [], False)
+        asked = Examination("__marshal", GROUP)
         admin: Any = MemoryTransport(cluster.broker).admin()
         with look(cluster) as looking:
-            found = asked._content(looking, lambda: cluster.broker.clock.now().wall_ms, admin, 16)
+            found = asked.content(looking, lambda: cluster.broker.clock.now().wall_ms, admin, 16)
             return "\n".join(f"{one.found} -> {one.advice}" for one in found if one.level != "ok")
     shown = Shell("none:1").json("state", GROUP, *(["--lag"] if view == "lag" else []))
     return "\n".join(shown["notices"] if view == "lag" else shown["groups"][0]["notices"])

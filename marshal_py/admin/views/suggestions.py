@@ -8,6 +8,7 @@ from typing import Final
 
 from marshal_py.errors import first_of
 
+NOBODY: Final = "no consumer has ever run here"  # what tools say of a coordination topic without records
 LISTED_MAX: Final = 5  # names of a list for people
 SIMILAR: Final = 0.6  # difflib's own default: two typing errors in a name of six letters
 
