@@ -390,7 +390,7 @@ def test_a_pause_says_whose_it_is(shell: Shell, group: str) -> None:
         assert (pause["token"], pause["duration_s"], pause["reason"]) == (token, 600.0, WHY)
         assert pause["by"].startswith(author)
         assert 0 < pause["left_s"] <= 600
-    for command in (("groups", "info"), ("state",)):
+    for command in (("state", "--settings"), ("state",)):
         shown = " ".join(shell.run(*command, group).stdout.split())
         assert f"paused for 600 s by {author}" in shown
         assert f"{WHY}, about " in shown
