@@ -24,7 +24,6 @@ SPARK_ELSEWHERE: Final = ("tests/kafka/test_bench.py",)  # `bench.stream` runs t
 SLOW: Final = (
     "tests/spark/test_kills.py",
     "tests/kafka/test_bench.py",
-    "tests/spark/test_replay_streams.py",
     "tests/spark/test_log_tables.py",
     "tests/kafka/test_processes.py",
     "tests/kafka/test_admin.py",
