@@ -288,13 +288,13 @@ def update(options: UpdateOptions, group: changes.GroupName) -> None:
     the member: from then on its partitions belong to it alone.
     """
     wanted = options.wanted()
-    target = options.group(group)
     edit = options.edit(wanted)
+    if edit is None and not wanted:
+        raise typer.BadParameter("name what should change: an option of a setting, such as --policy")
+    target = options.group(group)
     if edit is not None:
         _change_members(options, group, target, edit)
         return
-    if not wanted:
-        raise typer.BadParameter("name what should change: an option of a setting, such as --policy")
     if not options.confirmed(
         group,
         lambda: target.impact(lambda context: impact.of_settings(context, wanted, False)),

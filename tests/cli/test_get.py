@@ -122,7 +122,7 @@ def test_wrong_questions(users: Shell, arguments: list[str], code: int, says: st
 def test_only_a_build_creates_an_index(users: Shell, tmp_path: Path) -> None:
     """A mistyped path would read the whole topic and leave a file."""
     file = tmp_path / "user.idx"
-    for command in (["get", TOPIC, "key", "--index"], ["index", "--status", TOPIC], ["index", "--follow", TOPIC]):
+    for command in (["get", TOPIC, "key", "--index"], ["index", "--status", TOPIC]):
         refused = users.run(*command, str(file))
         assert (refused.exit_code, f"marshal index {TOPIC} {file}" in refused.stderr) == (1, True)
         assert not file.exists()
