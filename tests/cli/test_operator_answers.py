@@ -63,8 +63,8 @@ def test_changes_of_members_say_what_they_change(desk: Desk) -> None:
     assert again.exit_code == 0
     assert "nothing to change" in again.output
     unknown = desk.run("groups", "update", GROUP, "--drop-member", "zzz", "--yes")
-    assert unknown.exit_code != 0
-    assert "its members are 'm1', 'm2'" in unknown.stderr
+    assert unknown.exit_code == 0
+    assert "nothing to change" in unknown.output
     dropped = desk.run("groups", "update", GROUP, "--drop-member", "m1", "--yes")
     assert dropped.exit_code == 0
     assert "are changed" in dropped.output
