@@ -287,7 +287,7 @@ def test_consumers_with_conditions(shell: Shell, consumers: Consumers) -> None:
 
 
 def test_a_pinned_consumer_is_killed_and_unpinned(shell: Shell, consumers: Consumers) -> None:
-    """The pinned one is killed, and the next one is unpinned while it is alone; `marshal state --settings` says who has what.
+    """The pinned one is killed, and the next one is unpinned while it is alone; `state --settings` says who has what.
 
     ADR-42: "they also want to have a stand-by client that can take over when the primary, aka pinned client, fails."
     "can be called which will clear the ID and trigger a client switch as above." "Consumer state to include a new
