@@ -53,6 +53,15 @@ def test_the_files_that_contributing_names_exist() -> None:
     assert {name for name in named if not any((place / name).exists() for place in places)} == set()
 
 
+def test_contributing_names_every_room() -> None:
+    """A folder with DOORS is a room (tests/test_architecture.py)."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    files = [*(ROOT / "marshal_py").glob("*/*/__init__.py"), *(ROOT / "marshal_sim").glob("*/__init__.py")]
+    rooms = [file.parent.name for file in files if "DOORS" in file.read_text()]
+    assert len(rooms) > 20
+    assert [room for room in rooms if f"`{room}`" not in page] == []
+
+
 def test_every_line_that_is_logged_is_in_the_docs() -> None:
     """docs/monitoring.md has each format with its level. To add a line, add a row."""
     page = (ROOT / "docs" / "monitoring.md").read_text()
