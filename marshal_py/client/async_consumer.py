@@ -29,7 +29,7 @@ from typing import Any, Final, Generic, Self
 from marshal_py.client.aio.async_consume import AsyncConsumeContext
 from marshal_py.client.aio.async_process import AsyncProcess
 from marshal_py.client.aio.event_loop import EventLoop, Feed, Threads
-from marshal_py.client.consumer import Consumer
+from marshal_py.client.consumer import HEALTHY_SILENCE_S, Consumer
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Ack
 from marshal_py.client.messages.message import Batch, Message, Part, delivered_by
@@ -422,6 +422,10 @@ class AsyncConsumer(Generic[K_co, V_co]):
             raise InvalidOption("message", message, "a message, a part or a batch of this consumer")
         await self._complete(self._consumer._confirmations.accepted(message._acked, timeout_s))
         return True
+
+    def healthy(self, max_silence_s: float = HEALTHY_SILENCE_S) -> bool:
+        """Tells whether this consumer works, as `Consumer.healthy` does. It is not awaited."""
+        return self._consumer.healthy(max_silence_s)
 
     def complete(self, handle: bytes, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
         """Acks the message whose `Message.handle` this is, as `Consumer.complete` does.

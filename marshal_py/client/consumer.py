@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from marshal_py.client.connection.context import Context
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.driver.standing import fenced
 from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked
 from marshal_py.client.messages.handles import Handles
 from marshal_py.client.messages.message import Batch, Message
@@ -32,7 +33,10 @@ from marshal_py.client.values.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S
 from marshal_py.client.values.retry import AfterDeadLetter, Order, Retry, Unkeyed
 from marshal_py.client.values.waits import Poll, PollAhead, Wait, complete, following
 from marshal_py.errors import ConcurrentUse, InvalidOption, MarshalError
+from marshal_py.protocol.wire.identity import NONE
 from marshal_py.transport.serialization import K_co, V_co, check_plain
+
+HEALTHY_SILENCE_S: Final = 60.0  # twice the expiry of a fetch: a program that asks is never silent for so long
 
 C = TypeVar("C", bound=Consuming[Any, Any])
 
@@ -332,6 +336,25 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 step = next(steps, None)
             else:
                 step = following(steps, self._carry_out(step))
+
+    def healthy(self, max_silence_s: float = HEALTHY_SILENCE_S) -> bool:
+        """Tells whether this consumer works, for the probe of a container. It sends nothing; any thread may call it.
+
+        False: it has not joined or has ended; the cluster does not answer; it reads no sign of life of its own back, so
+        that it may deliver nothing; or the program has not asked for messages for `max_silence_s` seconds, because a
+        handler is stuck. A standby, a paused group and an empty topic are healthy. `cached_info().waiting_for` says
+        more. Raises InvalidOption, ReentrantCall.
+        """
+        requests.check_timeout(max_silence_s, option="max_silence_s")
+        self._context.check_call("Consumer", "healthy")
+        with self._context.lock:
+            lives = self._member.session != NONE and not self.closed and not self._driver.ended
+            silent_ms = self._context.clock.now().mono_ms - self._queue.asked_ms
+            return (
+                lives
+                and silent_ms <= 1000 * max_silence_s
+                and not (self._context.waiting_for() or fenced(self._driver))
+            )
 
     # --- answers from elsewhere
 

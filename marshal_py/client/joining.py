@@ -16,6 +16,7 @@ from marshal_py.client.driver.last_wills import LastWills
 from marshal_py.client.driver.loop import Loop
 from marshal_py.client.driver.watches import check_count, find_topics
 from marshal_py.client.planner import Planner
+from marshal_py.client.ranges.ranges import PlannedClaims
 from marshal_py.client.receive.ending import Ending
 from marshal_py.client.receive.membership import Membership
 from marshal_py.client.values import where
@@ -23,7 +24,7 @@ from marshal_py.client.values.options import ConsumerOptions, check_topics
 from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing
 from marshal_py.protocol.member import topology
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.wire.identity import check_id, route
+from marshal_py.protocol.wire.identity import NONE, check_id, route
 from marshal_py.protocol.wire.records import Genesis
 from marshal_py.protocol.wire.subscription import EXCEPT, has_patterns, names_of
 from marshal_py.transport.kafka import KafkaTransport
@@ -101,13 +102,24 @@ class Joining:
             if self.closed:
                 raise ConsumerClosed("Marshal", "it was closed")
             self._loop.add(driver)
-            consumer.wait_joined(max(1.0, deadline - time.monotonic()))
+            self._await_join(driver, ending, deadline)
             if self._wills is not None:
                 self._wills.wait_registered(driver)
         except BaseException:
             consumer.stop(JOIN_STOP_TIMEOUT_S)
             raise
         return consumer
+
+    def _await_join(self, driver: ConsumerDriver, ending: Ending, deadline: float) -> None:
+        """Waits until the group has the member. Raises ClusterUnreachable, and the error that ended the consumer."""
+        context, member = self._context, driver.member
+        until = max(deadline, context.monotonic() + 1.0)
+        context.wait_for(lambda: member.session != NONE or driver.ended, "the group to be joined", until, driver.log)
+        if driver.ended:
+            ending.raise_if_ended()
+        if isinstance(driver.claims, PlannedClaims):  # from now on its user has to call
+            with context.lock:
+                driver.claims.called()
 
     def _end(self, driver: ConsumerDriver) -> None:
         """Forgets a consumer that has ended."""

@@ -126,10 +126,6 @@ class Planner(Membership):
         self.ranges: RangePlanner = RangePlanner(self)
         self._batch: ClaimedBatch | None = None
 
-    def wait_joined(self, timeout_s: float) -> None:
-        super().wait_joined(timeout_s)
-        self.ranges.joined()
-
     def _confirm(self, ack: Callable[[], list[Acked]]) -> None:
         """Calls `ack`, and returns once the log has accepted the positions."""
         self._pass("flush")
@@ -185,11 +181,6 @@ class RangePlanner:
         self._repeats = Repeats()
         stable = planner.connection.get("isolation.level", "read_committed")
         self._committed_ends = stable == "read_committed"
-
-    def joined(self) -> None:
-        """Notes that the group has the member: from now on its user has to call."""
-        with self._context.lock:
-            self._planned.called()
 
     @property
     def at_most_once(self) -> bool:

@@ -67,9 +67,7 @@ async def collect(consumer: aio.AsyncConsumer[Any, Any], count: int) -> list[tup
 
 # What only the synchronous front has, and why.
 MISSING = {
-    Consumer: {
-        "wait_joined"  # `consumer(...)` has waited for it
-    },
+    Consumer: set(),
     Marshal: {"planner", "connect"},  # planners are for Spark; aio.connect connects
     Topic: {"create_group", "update_group", "create_or_update_group", "group"},  # AsyncMarshal has them
     Group: {"connected", "runner"},

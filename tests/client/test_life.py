@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from marshal_py import TopicPartition
-from marshal_py.client.receive.membership import Membership
 from marshal_py.errors import ConsumerClosed, DuplicateClientId
 from marshal_py.info import ClaimInfo
 from marshal_py.protocol.wire.records import ClaimingPartition, Evict, Join, Leave, ReleasingPartition, StepDown
@@ -139,7 +138,7 @@ def test_a_consumer_that_joins_while_its_marshal_is_closed(
     elif where == "before it joins":
         monkeypatch.setattr(marshal._joining, "_drive", held(marshal._joining._drive, before=False))
     else:
-        monkeypatch.setattr(Membership, "wait_joined", held(Membership.wait_joined, before=True))
+        monkeypatch.setattr(marshal._joining, "_await_join", held(marshal._joining._await_join, before=True))
     joining = threading.Thread(target=join)
     joining.start()
     assert arrived.wait(DEADLINE_S)

@@ -349,7 +349,7 @@ import sys
 import marshal_py
 
 with marshal_py.connect(sys.argv[1]) as marshal, marshal.consumer(sys.argv[2], [sys.argv[3]]) as consumer:
-    consumer.wait_joined(60.0)
+    consumer.info()
 """
 
 

@@ -24,7 +24,7 @@ from marshal_py.client.values.requests import AnyPartition, check_partitions, ch
 from marshal_py.client.values.waits import Steps
 from marshal_py.errors import AckNotConfirmed, ConcurrentUse, InvalidOption, ReentrantCall
 from marshal_py.protocol.member.advisory import Advisory
-from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.subscription import consumes
 
 WAIT_SLICE_S: Final = 0.1  # a waiting call wakes at least so often: for signals, errors, a stop by another thread
@@ -332,18 +332,3 @@ class Membership:
         events = self._driver.events
         while events:
             yield events.popleft()
-
-    def wait_joined(self, timeout_s: float) -> None:
-        """Waits until the group has this member.
-
-        Raises ClusterUnreachable, InvalidOption, and the error that ended the consumer.
-        """
-        check_timeout(timeout_s)
-        self._context.wait_for(
-            lambda: self._member.session != NONE or self._driver.ended,
-            "the group to be joined",
-            self._context.monotonic() + timeout_s,
-            self._driver.log,
-        )
-        if self._driver.ended:
-            self._ending.raise_if_ended()
