@@ -50,7 +50,7 @@ def reading(cluster: TestCluster, count: int) -> Iterator[Planner]:
 
 def test_the_public_part_of_a_planner_is_one_call() -> None:
     """Beside what every membership has. The steps of `batch` are in `ranges`, for the sources of this library."""
-    assert {name for name in vars(Planner) if not name.startswith("_")} == {"batch", "wait_joined"}
+    assert {name for name in vars(Planner) if not name.startswith("_")} == {"batch"}
 
 
 def test_batches_take_turns_and_positions_follow_commits(cluster: TestCluster) -> None:
