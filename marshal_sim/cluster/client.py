@@ -20,11 +20,13 @@ from marshal_py.client.messages.acks import Delivered
 from marshal_py.client.messages.answers import Letter, LetterWriter
 from marshal_py.client.messages.message import Message
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
-from marshal_py.client.values.options import ConsumerOptions, RetentionPolicy
+from marshal_py.client.values.options import PREFETCH_BYTES, ConsumerOptions, RetentionPolicy
 from marshal_py.errors import CoordinationError, MarshalError
+from marshal_py.protocol.claims.claim import ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
+from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire.identity import NONE, Instant
@@ -48,14 +50,15 @@ from marshal_sim.cluster.ports import (
 )
 from marshal_sim.cluster.process import Process
 from marshal_sim.cluster.snapshots import SnapshotMaintenance, fold_again
-from marshal_sim.cluster.source import SimulatedSource, message_at
+from marshal_sim.cluster.source import MESSAGE_BYTES, SimulatedSource, message_at
 from marshal_sim.cluster.user import User
-from marshal_sim.judge.evidence import Delivery
+from marshal_sim.judge.evidence import Delivery, Span
 
 DELIVERIES_MAX: Final = 3  # of one message: low, so that a run sees dead letters
 LETTERS_FAIL: Final = 0.2  # the share of attempts to write letters that fail
 DEAD_LETTERS: Final = "dead"
 ACKS_PENDING_MAX: Final = 3  # of every second consumer: fewer than a handler would take
+PREFETCH_MESSAGES: Final = 8  # so many fit into the `prefetch_bytes` of such a consumer: one partition can fill them
 HAND_OVER_S: Final = 1.0  # how long the client lets a stop wait for hand-overs (A6)
 
 
@@ -90,6 +93,7 @@ class Client(Process):
         self._timer = 0
         self._wakes = WakeCounter(number, options.interval_ms)
         self._was_fenced = False
+        self._revoking: dict[int, Span] = {}  # by epoch, until its claim delivers again
 
     @property
     def member(self) -> Member | None:
@@ -155,7 +159,7 @@ class Client(Process):
         options, latest = self.options, self.environment.start_latest
         letters = self.environment.answers and options.mode == AT_LEAST_ONCE and not self.plans
         if self.environment.calls and options.mode == AT_LEAST_ONCE and not self.plans and self.number % 2:
-            self.environment.evidence.acks_pending_max[self.number] = 1 + self.number % ACKS_PENDING_MAX
+            self.environment.evidence.acks_pending_max[self.number] = 1 + self.number // 2 % ACKS_PENDING_MAX
         return ConsumerOptions(
             delivery="at_least_once" if options.mode == AT_LEAST_ONCE else "at_most_once",
             handler_timeout_s=options.handler_timeout_ms / 1000,
@@ -163,7 +167,8 @@ class Client(Process):
             start="latest" if latest else "earliest",
             max_deliver=DELIVERIES_MAX if letters else None,
             dead_letter_topic=DEAD_LETTERS if letters else None,
-            max_acks_pending=self.environment.evidence.acks_pending_max.get(self.number),
+            max_acks_pending=(window := self.environment.evidence.acks_pending_max.get(self.number)),
+            prefetch_bytes=PREFETCH_BYTES if window is None else PREFETCH_MESSAGES * MESSAGE_BYTES,
         )
 
     def _writer(self) -> SimulatedWriter:
@@ -300,8 +305,11 @@ class Client(Process):
         while driver.events:
             one = driver.events.popleft()
             environment.advised(one.kind)
-            if one.kind == "revoking" and one.text in ("hand-over", "falls behind"):
-                environment.handing_over(self, one.epoch)
+            if one.kind == "revoking":
+                self._note_revoking(one)
+        for epoch in [epoch for epoch in self._revoking if epoch in member.claims]:
+            if member.claims[epoch].phase is ClaimPhase.OPEN:  # its successor has gone: it delivers again
+                self._revoking.pop(epoch).until_ms = environment.now_ms
         fenced = member.fenced
         if fenced and not self._was_fenced:
             environment.fenced(self)
@@ -323,6 +331,14 @@ class Client(Process):
                 environment.client_ended(self, self._reason())
             return
         self._arm()
+
+    def _note_revoking(self, event: Advisory) -> None:
+        """Notes that the user was told of a partition that will be released."""
+        environment = self.environment
+        if event.text in ("hand-over", "falls behind"):
+            environment.handing_over(self, event.epoch)
+        span = self._revoking[event.epoch] = Span(environment.now_ms)
+        environment.evidence.revoking.setdefault((self.number, self.group, event.epoch), []).append(span)
 
     def _ends_known(self, driver: ConsumerDriver) -> list[bool]:
         return [driver.source.end_offset(tp) >= 0 for tp in driver.prefetching]

@@ -243,9 +243,9 @@ class Cluster:
         self.broker.produce(place, count, gap, self.now_ms)
         self.schedule(1 + int(rng.random() * 2 * self.scenario.produce_gap_ms), None, self._produce)
 
-    def handler_ms(self, place: TopicPartition) -> int:
-        """Returns how many ms the handler takes for the next message of a partition."""
-        if self.stuck:
+    def handler_ms(self, place: TopicPartition, hangs: bool = True) -> int:
+        """Returns how many ms the handler takes for the next message of a partition. `hangs`: whether it may hang."""
+        if self.stuck and hangs:
             self.stuck -= 1
             return 8 * HANDLER_TIMEOUT_INTERVALS * self.scenario.interval_ms
         slow = 20 if self.now_ms < self.slow_until_ms else 1
@@ -498,6 +498,8 @@ class Cluster:
             seeks=[one for one in journal.seeks if one.client in here and not branched],
             user_pauses=[one for one in journal.user_pauses if one.client in here and not branched],
             drains=[one for one in journal.drains if one.client in here and not branched],
+            revoking={} if branched else {one: spans for one, spans in journal.revoking.items() if one[0] in here},
+            asking={} if branched else {client: spans for client, spans in journal.asking.items() if client in here},
             acks_pending_max=journal.acks_pending_max,
             touches=journal.touches,
             handler_intervals=HANDLER_TIMEOUT_INTERVALS,

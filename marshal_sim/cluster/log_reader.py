@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
+from marshal_py.errors import ClusterUnreachable
 from marshal_py.log import replay
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.records import Genesis
@@ -24,6 +25,8 @@ class _LogReader:
 
     def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
         values = self.broker.logs[log].values
+        if end > len(values):
+            raise ClusterUnreachable("simulated", f"offset {end - 1} of log {log}", "the topic was created again")
         yield [LogRecord(log, at, values[at], 0) for at in range(start, end) if values[at] is not MISSING]
 
 

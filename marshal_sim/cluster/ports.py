@@ -179,13 +179,17 @@ class SimulatedWorker:
             answer, error = step.question(), None
         except Exception as failed:
             answer, error = None, failed
-        environment.schedule(
-            environment.network_faults.question_ms(), self._process, self._answered, (steps, answer, error)
-        )
+        heard = _Answer(steps, answer, error)
+        if environment.network_faults.late_refusal:  # else it comes soon
+            environment.network_faults.in_flight.append(
+                lambda: environment.schedule(0, self._process, self._answered, heard)
+            )
+        environment.schedule(environment.network_faults.question_ms(), self._process, self._answered, heard)
 
-    def _answered(self, state: tuple[TaskSteps, Any, Exception | None]) -> None:
-        steps, answer, error = state
-        self._go_on(lambda: following(steps, Ask(lambda: _said(answer, error))), steps)
+    def _answered(self, heard: _Answer) -> None:
+        if not heard.given:  # it came when everything healed
+            heard.given = True
+            self._go_on(lambda: following(heard.steps, Ask(heard.say)), heard.steps)
 
     def _rested(self, steps: TaskSteps) -> None:
         self._go_on(lambda: next(steps), steps)
@@ -211,10 +215,19 @@ class SimulatedWorker:
         pass
 
 
-def _said(answer: Any, error: Exception | None) -> Any:
-    if error is not None:
-        raise error
-    return answer
+class _Answer:
+    """Holds the cluster's answer to a question of a task, on its way to the task."""
+
+    __slots__ = ("_answer", "_error", "given", "steps")
+
+    def __init__(self, steps: TaskSteps, answer: Any, error: Exception | None) -> None:
+        self.steps, self._answer, self._error = steps, answer, error
+        self.given = False
+
+    def say(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._answer
 
 
 class SimulatedCallbacks:

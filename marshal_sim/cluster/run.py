@@ -26,6 +26,7 @@ from marshal_sim.judge.stops import judge_stops
 SETTLE_INTERVALS: Final = 8  # after the heal: the longest silence of a client that revives (4), an eviction, a pause
 # How long to wait after each of these. A slow client comes last: named as a successor it would keep others waiting.
 STEP_INTERVALS: Final = {
+    "calls": 12,
     "busy_join": 12,
     "drain": 6,
     "killed": 4,
@@ -34,6 +35,7 @@ STEP_INTERVALS: Final = {
     "left": 4,
     "slow_uplink": 9,
 }
+HUNG_INTERVALS: Final = 6  # how long a handler that hangs keeps back its partition, and no other one (V15, D4)
 PAUSE_INTERVALS: Final = 3  # how long an admin's pause lasts
 UPLINK_INTERVALS: Final = 1.5  # of a slow uplink: each sign of life is read back too late to deliver by it (T9)
 # How long a client that is as good as dead may still show signs of life. A stuck reader sends the heartbeats of one
@@ -170,7 +172,10 @@ def _run(cluster: Cluster, injector: FaultInjector) -> Demands | None:
     pauses: list[tuple[str, int]] = []
     for how, intervals in STEP_INTERVALS.items():
         if how in ("killed", "left") or how in scenario.kinds:
-            if how == "busy_join":
+            if how == "calls":
+                injector.hang_one()
+                cluster.run_until(cluster.now_ms + HUNG_INTERVALS * interval_ms)
+            elif how == "busy_join":
                 injector.hang_one()  # A3: no handler keeps a joining client waiting beyond its limit
                 cluster.run_until(cluster.now_ms + interval_ms)
                 injector.join_all()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, Final
 
-from marshal_py.errors import CoordinationError, HistoryTruncated, SnapshotRefused
+from marshal_py.errors import ClusterError, CoordinationError, HistoryTruncated, SnapshotRefused
 from marshal_py.log import replay
 from marshal_py.protocol.duties.orphans import Presence
 from marshal_py.protocol.duties.snapshotter import Snapshotter
@@ -40,7 +40,7 @@ def fold_again(process: Process, at: int, group: str = "") -> World | None:
     try:
         began = starting_world(broker, process.log, process.world.root, at - CHECKPOINT_OFFSETS)
         return replay.refold(log_reader(broker), began, at, group)
-    except HistoryTruncated:
+    except (ClusterError, HistoryTruncated):
         return None
     except CoordinationError as error:
         process.log_failed(error)  # L8

@@ -17,14 +17,16 @@ from marshal_py.transport.ports import Broken, Chunk, OutOfRange, RawMessage
 from marshal_sim.cluster.process import Environment, Process
 
 BATCH: Final = 8  # messages per fetch, and at most so many of a partition wait: few, so that claims end in mid-batch
+MESSAGE_BYTES: Final = 128  # the size of each message: so that few fill the smallest `prefetch_bytes`
 
 _messages: list[RawMessage] = []
+_value: Final = bytes(MESSAGE_BYTES)
 
 
 def message_at(offset: int) -> RawMessage:
     """Returns what stands for a message: nobody reads it, so one per offset serves all partitions."""
     while len(_messages) <= offset:
-        _messages.append(MemoryMessage("", 0, len(_messages), None, None, None, 0))
+        _messages.append(MemoryMessage("", 0, len(_messages), None, _value, None, 0))
     return _messages[offset]
 
 

@@ -26,10 +26,11 @@ from marshal_sim.cluster.environment import ClientEnvironment
 from marshal_sim.cluster.faults import spread
 from marshal_sim.cluster.front import WAITS_AT_ONCE_MAX, Call, Front
 from marshal_sim.cluster.process import Process
-from marshal_sim.judge.evidence import DeadLetter, Delivery, Drain
+from marshal_sim.judge.evidence import DeadLetter, Delivery, Drain, Span
 
 WAYS: Final = ("iterate", "fetch", "consume")
 BATCH_MAX: Final = 8  # messages per fetch, and pending ones per consume
+CONSUME_EXPIRES_S: Final = 30.0  # as long as `consume` asks by default: longer than any message may take
 NAKS: Final = 0.25  # the share of answers that give a message back
 TERMS: Final = 0.05  # the share of answers that end one
 DELAY_INTERVALS: Final = 3  # the longest delay that a handler names: longer than a hand-over waits for its handlers
@@ -100,12 +101,12 @@ class User:
             return
         demand = receiving.demand()
         if self.way == "consume":
-            asked = check_consume(self._batch, None, max(1.0, interval_s), None, None, None)
+            asked = check_consume(self._batch, None, CONSUME_EXPIRES_S, None, None, None)
             demand = receiving.consuming(asked)
         self.front.begin(receiving.iterate(demand), self._iterated, self._reserved)
 
     def _fetched(self, batch: Any, error: MarshalError | None) -> None:
-        self._in_call = False
+        self._returns()
         if error is not None:
             self._end(error)
             return
@@ -114,7 +115,8 @@ class User:
         self.go_on()
 
     def _reserved(self, iteration: Call, reserved: Reserved) -> None:
-        self._iteration, self._in_call = iteration, False
+        self._iteration = iteration
+        self._returns()
         self._messages = reserved.messages(self.process.boot_ns)
         self.go_on()
 
@@ -126,7 +128,8 @@ class User:
 
     def _end(self, error: MarshalError | None) -> None:
         """Ends the user's loop. He did nothing that a call could object to, so only the end of the consumer does."""
-        self.over, self._in_call = True, False
+        self.over = True
+        self._returns()
         if error is not None and not self._ending.over:
             raise error
 
@@ -181,10 +184,24 @@ class User:
 
     def _ask_again(self) -> None:
         """Notes that the user is in a call: in at-most-once mode it tells the library what is finished."""
-        self._in_call = True
+        self._in_call, now_ms = True, self.environment.now_ms
+        if self.way == "fetch" and not self._some:
+            return  # he asks for a full batch, and waits for it
+        spans = self.environment.evidence.asking.setdefault(self.process.number, [])
+        if spans and spans[-1].until_ms == now_ms:
+            spans[-1].until_ms = -1
+        elif not spans or spans[-1].until_ms >= 0:
+            spans.append(Span(now_ms))
         for delivery in self._finished_since:
             delivery.ack_ms = self.environment.now_ms
         self._finished_since.clear()
+
+    def _returns(self) -> None:
+        """Notes that the user is in no call that waits for messages."""
+        self._in_call = False
+        spans = self.environment.evidence.asking.get(self.process.number)
+        if spans and spans[-1].until_ms < 0:
+            spans[-1].until_ms = self.environment.now_ms
 
     def _take(self, message: Message[Any, Any]) -> None:
         """Begins the handler of a message. The process may be stopped before, since the gate was looked at."""
@@ -239,7 +256,9 @@ class User:
 
     def run_handler(self, call: HandlerCall) -> None:
         delivery = call.delivery
-        duration_ms = self.environment.handler_ms(TopicPartition(delivery.topic, delivery.partition))
+        # In at-most-once mode the ack of another message says that none hangs, and the owner would wait for ever.
+        hangs = not (self._at_most_once and self._acks_each)
+        duration_ms = self.environment.handler_ms(TopicPartition(delivery.topic, delivery.partition), hangs)
         self._number += 1
         self.running[self._number] = call
         self.environment.schedule(duration_ms, self.process, self._finished, self._number)

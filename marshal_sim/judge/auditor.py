@@ -1,9 +1,9 @@
-"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S24.
+"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S25.
 
 It shares no code with what it judges: it uses the oracle's fold and its own model of claims, grants and pauses, and
 nothing of marshal_py.protocol. One pass folds the log (auditor_history.py); then each invariant is one function over
 what the pass found, named by its number. The same functions judge runs in virtual time and runs of real processes; only
-the evidence and the slack for clocks and scheduling differ. auditor_liveness.py judges liveness (V1 to V9, V13, V14).
+the evidence and the slack for clocks and scheduling differ. auditor_liveness.py judges liveness (V1 to V9, V13 to V15).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from marshal_sim.judge.answers import s16_answers
 from marshal_sim.judge.calls import s19_confirmed, s20_sought, s21_paused, s22_window, s23_drained, s24_heard
-from marshal_sim.judge.claims import s2_one_owner, s3_lease, s4_fencing, s11_pause
+from marshal_sim.judge.claims import s2_one_owner, s3_lease, s4_fencing, s11_pause, s25_revoked
 from marshal_sim.judge.closed import s13_poison_proof, s14_fail_closed
 from marshal_sim.judge.evidence import SIMULATED, Evidence, Slack, Violation
 from marshal_sim.judge.history import History
@@ -37,7 +37,7 @@ class Judgement(NamedTuple):
 
 
 def judge(evidence: Evidence, slack: Slack = SIMULATED) -> Judgement:
-    """Returns every violation of S1 to S24 that the evidence of one log shows.
+    """Returns every violation of S1 to S25 that the evidence of one log shows.
 
     If the log lost its tail, only the log itself is judged, and whether readers noticed: deliveries, reports and waits
     may have relied on records that are gone.
@@ -125,5 +125,6 @@ OF_DELIVERIES: Final[tuple[Check, ...]] = (
     s22_window,
     s23_drained,
     s24_heard,
+    s25_revoked,
 )
 OF_READERS: Final[tuple[Check, ...]] = (s13_poison_proof, s14_fail_closed)

@@ -127,3 +127,15 @@ def s11_pause(history: History) -> Iterator[Violation]:
         for start, end in history.pauses.get(d.group, ()):
             if start < d.read_to <= end:
                 yield Violation("S11", d.gate_ms, start, f"client {d.client} delivers {d.key} {d.offset} in a pause")
+
+
+def s25_revoked(history: History) -> Iterator[Violation]:
+    """Yields each breach of S25: once a consumer has told its user that it will release a partition, it delivers
+    nothing more under that claim, unless the reason goes away.
+    """
+    history.counted["S25"] += sum(map(len, history.evidence.revoking.values()))
+    for d in history.deliveries if history.evidence.revoking else ():
+        for span in history.evidence.revoking.get((d.client, d.group, d.epoch), ()):
+            if span.since_ms < d.gate_ms and (span.until_ms < 0 or d.gate_ms < span.until_ms):
+                text = f"client {d.client} delivers {d.key} {d.offset}, which it gives up since {span.since_ms:g}"
+                yield Violation("S25", d.gate_ms, d.epoch, text)

@@ -210,6 +210,16 @@ class UserPause(NamedTuple):
     until_ms: float
 
 
+class Span:
+    """Says from when to when something was so; `until_ms` is -1 as long as it is."""
+
+    __slots__ = ("since_ms", "until_ms")
+
+    def __init__(self, since_ms: float) -> None:
+        self.since_ms = since_ms
+        self.until_ms: float = -1
+
+
 class Drain(NamedTuple):
     """Says that a user has drained his consumer, and how long its handlers were given (S23)."""
 
@@ -325,6 +335,10 @@ class Evidence:
     seeks: list[Seek] = field(default_factory=list)
     user_pauses: list[UserPause] = field(default_factory=list)
     drains: list[Drain] = field(default_factory=list)
+    # By client, in order, if that is known: when its user was in calls that wait for any message (V15).
+    asking: dict[Client, list[Span]] = field(default_factory=dict)
+    # By client, group and epoch: when its user knew that it will release the partition (event `revoking`, S25).
+    revoking: dict[tuple[Client, str, int], list[Span]] = field(default_factory=dict)
     touches: list[Touch] = field(default_factory=list)
     handler_intervals: int = 2**31  # how many of its own intervals an owner waits for a silent handler (D4)
     acks_pending_max: dict[Client, int] = field(default_factory=dict)  # by client that has this option (S22)

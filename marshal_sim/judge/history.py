@@ -112,7 +112,8 @@ class History:
             "S5": 0,
             "X12": 0,
             "V6": 0,
-            **dict.fromkeys(("S19", "S20", "S21", "S22", "S23", "S24"), 0),  # how often a promise of a call was judged
+            "V15": 0,  # messages for which it was judged how long their partition had to wait
+            **dict.fromkeys(("S19", "S20", "S21", "S22", "S23", "S24", "S25"), 0),  # how often it was judged
         }  # cases that are counted and are no violations
         self.found: list[Violation] = []
         self._open: dict[str, dict[Key, ClaimSpan]] = {}

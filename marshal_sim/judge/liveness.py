@@ -1,9 +1,10 @@
-"""The judge of liveness: V1 to V9, V13 and V14, one function each, over the facts of one log.
+"""The judge of liveness: V1 to V9 and V13 to V15, one function each, over the facts of one log.
 
 V7: when an admin pauses a group, every member that is reading releases its partitions within one interval (T12). V8: an
 owner that hands over waits for its handlers no longer than its limit (A3). V9: a partition whose position lies beyond
 its end is parked, so nobody may claim it (D6). V13: who falls behind gives up one partition at a time, and keeps one
-(D16). V14: a session asks for grants at a bounded pace (D2).
+(D16). V14: a session asks for grants at a bounded pace (D2). V15: no partition waits for messages of another one that
+nobody takes.
 
 What a run must achieve depends on its course, which the run describes in `Demands`. The simulator gives exact times
 after its heal, when all faults are over. A run of real processes gives the time at which all was owned and done, and
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from marshal_sim.judge.checkpoints import CHECKPOINT_OFFSETS
-from marshal_sim.judge.evidence import Client, Key, Violation
+from marshal_sim.judge.evidence import Client, Delivery, Key, Violation
 from marshal_sim.judge.facts import ClaimSpan, FinalPosition, SessionFacts
 from marshal_sim.judge.history import History
 from marshal_sim.oracle.state import Group
@@ -386,6 +387,81 @@ def v14_pace(demands: Demands, history: History) -> Iterator[Violation]:
                 )
 
 
+def v15_served(demands: Demands, history: History) -> Iterator[Violation]:
+    """Yields each breach of V15: while a user asks for messages, each partition that his consumer delivers and that has
+    some gives him one within an interval and a second.
+
+    That of others no handler takes, or that they wait for acks, is no reason. Its own handlers are one, since
+    `max_acks_pending` may keep the next message back. So are messages that they have given back, and dead letters.
+    """
+    evidence = history.evidence
+    given: dict[tuple[str, int], list[Delivery]] = {}
+    for d in history.deliveries if evidence.asking else ():
+        given.setdefault((d.group, d.epoch), []).append(d)
+    cloned = {client for _, *both in evidence.forks for client in both}
+    clients = {offset: client for offset, client, _ in history.claimants}
+    ended = {(one.key[0], one.epoch) for one in evidence.letters}  # their owners deliver no message that gets a letter
+    for claim in history.claims.values() if evidence.asking else ():
+        mine = given.get((claim.key[0], claim.epoch), [])
+        client = clients.get(claim.epoch, mine[0].client if mine else None)
+        asks = claim.key[0] in demands.topics and claim.key[1:] in evidence.topics and client in evidence.asking
+        apart = client in cloned or (claim.key[0], claim.epoch) in ended or any(d.again_ms >= 0 for d in mine)
+        if asks and not apart:
+            assert client is not None
+            yield from _unserved(demands, history, claim, client, mine)
+
+
+def _unserved(
+    demands: Demands, history: History, claim: ClaimSpan, client: Client, mine: list[Delivery]
+) -> Iterator[Violation]:
+    """Yields each message of a claim for which the user of `client` had to ask for too long; `mine`: its deliveries."""
+    evidence, facts = history.evidence, history.sessions[claim.key[0], claim.session]
+    place = claim.key[1], claim.key[2]
+    settled_ms = demands.healed_ms + (3 + QUIET_INTERVALS) * demands.interval_ms + 1_000
+    since_ms = max(claim.ms, settled_ms if demands.settled_ms is None else demands.settled_ms)
+    end_ms = _delivers_until_ms(demands, history, claim, client, since_ms)
+    most_ms = facts.interval_ms + 1_000 + history.slack.progress_ms
+    left = [offset for offset in evidence.topics[place] if offset >= claim.position]
+    granted = [one for one in history.grants.get((claim.key[0], claim.epoch), ()) if one.sent_ms <= since_ms]
+    over = [*claim.finished, *((one.start, one.to) for one in granted)]  # a fence may have lost what was granted
+    left = [offset for offset in left if not any(start <= offset < to for start, to in over)]
+    done_ms, at = 0.0, 0
+    for d in [*mine, None]:
+        until_ms = end_ms if d is None else min(end_ms, d.begin_ms)
+        if at < len(left) and until_ms > since_ms:
+            ready_ms = max(since_ms, done_ms, evidence.produced_ms.get((place, left[at]), 0))
+            asked_ms = sum(
+                max(0.0, min(until_ms, until_ms if one.until_ms < 0 else one.until_ms) - max(ready_ms, one.since_ms))
+                for one in evidence.asking[client]
+            )
+            history.counted["V15"] += ready_ms < until_ms
+            if asked_ms > most_ms:
+                text = f"client {client} has asked for {asked_ms:g} ms, and {claim.key} {left[at]} did not come"
+                yield Violation("V15", until_ms, claim.epoch, text)
+        if d is not None:
+            done_ms = max(done_ms, d.end_ms if d.end_ms >= 0 else demands.end_ms)
+            at = bisect_right(left, d.offset)
+
+
+def _delivers_until_ms(demands: Demands, history: History, claim: ClaimSpan, client: Client, since_ms: float) -> float:
+    """Returns until when the owner of a claim has no reason to deliver nothing of it, as far as `client` goes."""
+    evidence, group = history.evidence, claim.key[0]
+    ends = [demands.end_ms, _ended_ms(history, claim, demands.end_ms), *claim.released.values()]
+    for gone in demands.departures:
+        known = history.sessions.get((gone.group, gone.session)) if gone.group == group else None
+        accused = known is not None and gone.how == "divergence"  # nobody asks for grants until that is settled (G6)
+        ends += [gone.ms] if accused or (known is not None and known.client_id == claim.client_id) else []
+    ends += [one.since_ms for one in evidence.drains if one.client == client]
+    ends += [ms for ms, name, epoch in evidence.handovers if (name, epoch) == (group, claim.epoch)]
+    ends += [ms for ms, _ in (*evidence.fences.get(client, ()), *evidence.restarts.get(client, ())) if ms > since_ms]
+    ends += [one.since_ms for one in evidence.user_pauses if one.client == client and one.until_ms > since_ms]
+    ends += [
+        evidence.read_ms[start] for start, _ in history.pauses.get(group, ()) if evidence.read_ms[start] > since_ms
+    ]
+    ends += [stop.ms for stop in evidence.stops if stop.client == client]
+    return min(ends)
+
+
 Check = Callable[[Demands, History], Iterator[Violation]]
 CHECKS: Final[tuple[Check, ...]] = (
     v1_dead_owner,
@@ -399,4 +475,5 @@ CHECKS: Final[tuple[Check, ...]] = (
     v9_parked,
     v13_one_per_window,
     v14_pace,
+    v15_served,
 )

@@ -7,26 +7,28 @@ function says how it behaves with the bug.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from marshal_py.client.delivery import grants
-from marshal_py.client.delivery.buffers import Buffer
+from marshal_py.client.delivery.buffers import Buffer, Reserved
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.prefetch import AckWindow
 from marshal_py.client.delivery.redelivery import Redelivering, blocked, redeliveries_of
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.acks import Ack, Delivered, LostAcks
 from marshal_py.client.messages.answers import DeadLetters, Letter
+from marshal_py.client.messages.message import Message
 from marshal_py.client.ranges.microbatches import End, MicroBatches, Planned
 from marshal_py.client.ranges.ranges import ClaimedRange
 from marshal_py.client.receive import confirmations, seeking
 from marshal_py.client.receive.confirmations import Confirmations
 from marshal_py.client.receive.ending import Ending
+from marshal_py.client.values.sizes import message_bytes
 from marshal_py.client.values.waits import Change, Steps
 from marshal_py.errors import ClaimLost
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase, Spans, log_has
-from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, Grant
+from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, Grant, OffsetRun
 from marshal_py.protocol.fold import snapshot
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, Group, World
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
@@ -78,6 +80,16 @@ def c3() -> list[Patch]:
     return [(confirmations, "log_has", has), (LostAcks, "ended", lambda self, claims, group: None)]
 
 
+def c4() -> list[Patch]:
+    def to_deliver(self: DeliveryQueue, count_bytes: bool = False) -> tuple[int, int]:
+        """Counts what is buffered of a partition that waits for acks as pending, so that nothing else is asked for."""
+        sizes = [(buffer, buffer.size) for buffer, claim in self.delivering() if not blocked(claim)]
+        size_bytes = sum([buffer.bytes_of(size, message_bytes) for buffer, size in sizes]) if count_bytes else 0
+        return sum([size for _, size in sizes]), size_bytes
+
+    return [(DeliveryQueue, "to_deliver", to_deliver)]
+
+
 def c5() -> list[Patch]:
     add = DeliveryQueue.add
 
@@ -102,6 +114,36 @@ def c6() -> list[Patch]:
         self.claim = claim
 
     return [(DeliveryQueue, "drop", drop), (Buffer, "open", open_again)]
+
+
+def c7() -> list[Patch]:
+    def whatever_the_gate(self: Reserved, run: OffsetRun, _: Callable[[], int]) -> Iterator[Message]:
+        """Delivers what was reserved while the gate was open, whatever has happened since."""
+        buffer, head, delivered = self._buffer, self._head, self._delivered
+        run.deliver(0, self._mono_ms)
+        for at in range(head.at, head.at + self._count):
+            if head.at != at or buffer.paused_by_user:
+                return
+            index, run.delivered = run.delivered, run.delivered + 1
+            if at == len(head.messages) - 1:
+                buffer.fetched.popleft()
+            head.at = at + 1
+            self.taken += 1
+            delivered.context.delivered += 1
+            yield delivered.make(head.messages[at], delivered, index, head.messages[at].value())
+
+    return [(Reserved, "_at_least_once", whatever_the_gate)]
+
+
+def c8() -> list[Patch]:
+    def in_time(self: Delivered, first: int, stop: int) -> bool:
+        """Notes an ack that comes after the Release was made, and tells nobody that it is late."""
+        with self.context.lock:
+            if self.run is not None:
+                self.run.settle()
+            return True
+
+    return [(Delivered, "in_time", in_time)]
 
 
 def c9() -> list[Patch]:
@@ -275,6 +317,17 @@ def c20() -> list[Patch]:
     return [(DeliveryQueue, "open", forgets)]
 
 
+def c21() -> list[Patch]:
+    def resume(self: DeliveryQueue, buffer: Buffer) -> None:
+        """Goes on at the end of a partition that was not fetched for a while."""
+        if buffer.held_back and not buffer.paused_by_user:
+            buffer.held_back = False
+            buffer.next_offset = max(buffer.next_offset, self.source.end_offset(buffer.tp))
+            self.source.resume({buffer.tp: buffer.next_offset})
+
+    return [(DeliveryQueue, "_resume_fetching", resume)]
+
+
 def c22() -> list[Patch]:
     opened = DeliveryQueue.open
 
@@ -339,20 +392,35 @@ def c27() -> list[Patch]:
     return [(AckWindow, "room", lambda self, claim: 0 if blocked(claim) else sys.maxsize)]
 
 
+def c28() -> list[Patch]:
+    return [(ConsumerDriver, "look_at_topics", lambda self: None)]
+
+
 def c29() -> list[Patch]:
     return [(Delivered, "touch", lambda self, first, stop: None)]
 
 
 _AMO: Final = {"mode": AT_MOST_ONCE}
 _ALO: Final = {"mode": AT_LEAST_ONCE}
+_MANY: Final = {**_ALO, "rate": 60, "intervals": 8}
+_HELD: Final = {**_ALO, "clients": 2, "partitions": 4, "intervals": 4, "rate": 20}
 _FAST: Final = {"rate": 200, "interval_ms": 1_000, "partitions": 2, "intervals": 8}  # a user who needs no time
 # Name, what it does wrong, the bug, the faults that make it likely to show, and other options.
 PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...], dict[str, Any]], ...]] = (
     ("C1", "a stop drops what was granted and not handed over", c1, ("leave", "arrive"), _AMO),
     ("C2", "a commit of a batch acks what the query has now, too", c2, ("crash", "lag"), {"queries": 3}),
     ("C3", "a flush counts what was lost with its claim as done", c3, ("calls", "lag", "stop", "crash"), _ALO),
+    ("C4", "a partition that waits for acks keeps a consume from asking", c4, ("calls",), _HELD),
     ("C5", "what was fetched for an earlier assignment is taken for new", c5, ("calls",), _ALO),
     ("C6", "a buffer survives the release of its claim", c6, ("admin", "step_down", "arrive", "leave"), _ALO),
+    (
+        "C7",
+        "what an iteration has reserved comes although its gate is shut",
+        c7,
+        ("calls", "arrive", "step_down", "leave"),
+        _MANY,
+    ),
+    ("C8", "an ack counts that comes after the Release was made", c8, ("calls", "lag", "stop", "slow_handler"), _ALO),
     ("C9", "a hand-over forgets what handlers gave back", c9, ("answers", "arrive", "leave", "step_down"), _ALO),
     ("C10", "a drain ends before its last ack", c10, ("leave", "arrive", "slow_handler"), _ALO),
     ("C11", "the queue delivers by a grant of before a fence", c11, ("lag", "delay", "suspend"), _AMO),
@@ -371,11 +439,13 @@ PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...],
     ("C18", "a log is read on above the place of its snapshot", c18, ("snapshots", "crash", "arrive"), {}),
     ("C19", "a range that could not be delivered counts as committed", c19, ("stop", "lag", "admin"), {"queries": 2}),
     ("C20", "a pause of the user ends with the claim", c20, ("calls", "admin", "arrive"), _ALO),
+    ("C21", "what came while a partition was held back is skipped", c21, ("calls",), _ALO),
     ("C22", "a claim begins where fetching ahead began", c22, ("arrive", "leave", "step_down"), _AMO),
     ("C23", "a seek returns before the log has the position", c23, ("calls",), _ALO),
     ("C24", "a partition whose gate was shut is not fetched again", c24, ("admin", "lag", "outage"), _ALO),
     ("C25", "one ack reports all that was handed over as handled", c25, ("calls", "slow_handler"), _AMO),
     ("C26", "what is granted and not fetched is taken for used up", c26, ("arrive", "lag"), {**_AMO, **_FAST}),
     ("C27", "more is delivered than may wait for acks", c27, ("calls",), _ALO),
+    ("C28", "a topic that grows is not looked at again", c28, ("grow",), {}),
     ("C29", "a handler that reports that it is at work is not heard", c29, ("calls", "stuck_handler"), _ALO),
 )

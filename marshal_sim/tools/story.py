@@ -42,6 +42,7 @@ PROMISES: Final = {
     "S22": "no more messages of a partition are unfinished at once than max_acks_pending says",
     "S23": "a drain releases nothing that a handler has before its time is over",
     "S24": "a handler that reports that it is at work is not given up before its timeout",
+    "S25": "nothing is delivered of a partition once the user knows that it will be released",
     "V1": "a dead owner's partitions are claimed within twice its interval plus one second",
     "V2": "a released partition is claimed within a third of an interval plus one second",
     "V3": "every partition has an owner, and every message is read",
@@ -57,6 +58,7 @@ PROMISES: Final = {
     "V12": "consumers with conditions give their partitions back when nothing is pending",
     "V13": "who falls behind on a partition gives up one at a time, keeps one, and leaves it alone for a while",
     "V14": "a session asks for grants at most 30 times per second",
+    "V15": "no partition waits for messages of another one that nobody takes",
     "crash": "the protocol code raises no error that it does not name",
 }
 
