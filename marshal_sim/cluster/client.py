@@ -15,6 +15,7 @@ from marshal_py.client.connection.context import Context
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.fetched_claims import FetchedClaims, positions_of
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.driver.log_maintenance import LogMaintenance, Truncation
 from marshal_py.client.driver.turn import Turn
 from marshal_py.client.messages.acks import Delivered
 from marshal_py.client.messages.answers import Letter, LetterWriter
@@ -45,11 +46,11 @@ from marshal_sim.cluster.ports import (
     SimulatedAdmin,
     SimulatedCallbacks,
     SimulatedLog,
+    SimulatedLogs,
     SimulatedWorker,
     SimulatedWriter,
 )
 from marshal_sim.cluster.process import Process
-from marshal_sim.cluster.snapshots import SnapshotMaintenance, fold_again
 from marshal_sim.cluster.source import MESSAGE_BYTES, SimulatedSource, message_at
 from marshal_sim.cluster.user import User
 from marshal_sim.judge.evidence import Delivery, Span
@@ -59,6 +60,10 @@ LETTERS_FAIL: Final = 0.2  # the share of attempts to write letters that fail
 DEAD_LETTERS: Final = "dead"
 ACKS_PENDING_MAX: Final = 3  # of every second consumer: fewer than a handler would take
 PREFETCH_MESSAGES: Final = 8  # so many fit into the `prefetch_bytes` of such a consumer: one partition can fill them
+TRUNCATE_INTERVALS: Final = 4  # between two deletions: short, so that readers fall behind
+KEPT_INTERVALS: Final = 2  # how long history is kept, at least: short, too
+EVERY_RECORDS_LEAST: Final = 32  # records between two snapshots, at least
+EVERY_RECORDS_MOST: Final = 256
 HAND_OVER_S: Final = 1.0  # how long the client lets a stop wait for hand-overs (A6)
 
 
@@ -83,7 +88,6 @@ class Client(Process):
         self.driver: ConsumerDriver | None = None  # until the log is open
         self.user: User | None = None
         self.counts: dict[str, int] = dict(environment.broker.counts)
-        self.maintenance: SnapshotMaintenance | None = None  # in a run that has snapshots
         self.clone_of = NONE
         self.kept: LastWill | None = None  # for its witness (T19)
         self.stops: bool = False  # the user has announced that he will stop it
@@ -94,6 +98,7 @@ class Client(Process):
         self._wakes = WakeCounter(number, options.interval_ms)
         self._was_fenced = False
         self._revoking: dict[int, Span] = {}  # by epoch, until its claim delivers again
+        self._connect()
 
     @property
     def member(self) -> Member | None:
@@ -116,18 +121,25 @@ class Client(Process):
             SERVERS,
             "__marshal",
             self.environment.rng.randbytes,
-            RetentionPolicy(evidence_dir=None),
+            self._retention(),
             SimulatedCallbacks(),
             lambda: self.now().mono_ms / 1000,
             lambda name: SimulatedWorker(self),
             SILENT,
         )
         self.turn: Turn = Turn(self.context, self)
-        self.turn.worlds[self.log] = self.world
+        logs, every_ms = SimulatedLogs(self, self.turn), TRUNCATE_INTERVALS * self.options.interval_ms
+        self.maintenance: LogMaintenance = LogMaintenance(self.context, logs, Truncation(every_ms, 1))
+
+    def _retention(self) -> RetentionPolicy:
+        if not self.environment.keeps_snapshots:
+            return RetentionPolicy(evidence_dir=None)
+        every = EVERY_RECORDS_LEAST + int(self.environment.rng.random() * (EVERY_RECORDS_MOST - EVERY_RECORDS_LEAST))
+        return RetentionPolicy(every, KEPT_INTERVALS * self.options.interval_ms / 1000, None)
 
     def _join(self, member: Member) -> ConsumerDriver:
         """Makes the consumer of a member and drives it from now on, as client/joining.py does."""
-        self._connect()
+        self.turn.worlds[self.log] = self.world
         genesis = self.world.root or self.world.genesis
         assert genesis is not None
         self.source: SimulatedSource = SimulatedSource(self.environment, self, self._came)
@@ -139,7 +151,7 @@ class Client(Process):
             self._consumer_options(),
             genesis.incarnation,
             frozenset(),
-            lambda _, at: self._refold(at),
+            self.maintenance.refold,
             lambda: {member.session},
             plans=self.plans,
         )
@@ -183,14 +195,14 @@ class Client(Process):
     def folded(self, number: int, verdict: Verdict, now_ms: int) -> None:
         if self.world.next_offset % CHECKPOINT_OFFSETS == 0:
             self.environment.digest(self)
-        if self.maintenance is not None:
-            self.maintenance.folded(verdict, now_ms)
+        if self.environment.keeps_snapshots:
+            self.maintenance.folded(number, verdict, now_ms)
         self._note_end()
         self._newest_verdict = verdict.offset
 
     def tick(self, now: Instant) -> None:
-        if self.maintenance is not None and self.driver is not None and not self.driver.ended:
-            self.maintenance.tick(self.driver.member, now)
+        if self.environment.keeps_snapshots:
+            self.maintenance.tick(now)
 
     def _note_end(self) -> None:
         if self._ended_at == NONE and self.driver is not None and self.driver.member.ended:
@@ -200,8 +212,8 @@ class Client(Process):
 
     def read(self, verdict: Verdict, now: Instant) -> None:
         """Takes the verdict on a record of a log that is being opened."""
-        if self.maintenance is not None:
-            self.maintenance.folded(verdict, now.mono_ms)
+        if self.environment.keeps_snapshots:
+            self.maintenance.folded(self.log, verdict, now.mono_ms)
 
     def begin(self, world: World) -> None:
         """Starts from this world (N9). A member that was at work first gives up its claims, because records that it
@@ -224,12 +236,10 @@ class Client(Process):
 
     def fold_to(self, upto: int) -> None:
         world, environment = self.world, self.environment
-        if environment.keeps_snapshots and (
-            self.maintenance is None or self.maintenance.snapshotter.world is not world
-        ):
-            self.maintenance = SnapshotMaintenance(self, environment.advised)  # before the first record of this world
-            if world.began_at:
-                environment.schedule(self.options.interval_ms, self, self.maintenance.check_start, world)
+        snapshotter = self.maintenance.snapshotters.get(self.log)
+        if environment.keeps_snapshots and (snapshotter is None or snapshotter.world is not world):
+            self.turn.worlds[self.log] = world
+            self.maintenance.begin(world)  # before the first record of this world
         if self.driver is None:
             super().fold_to(upto)
             return
@@ -410,19 +420,6 @@ class Client(Process):
         if self.driver is not None:
             self.driver.look_at_topics()
 
-    def _refold(self, at: int) -> None:
-        """Folds the log again up to offset `at`, so that the member can check its own state (G6)."""
-        self.environment.schedule(self.environment.network_faults.read_ms(), self, self._fold_again, at)
-
-    def _fold_again(self, at: int) -> None:
-        assert self.driver is not None
-        world = self.driver.member.world
-        again = fold_again(self, at, self.group)
-        if not self.dead and self.driver.member.world is world:
-            self.driver.member.refolded(at, again, self.now())
-            self.driver.kick()
-            self.ran()
-
     def keep_will(self, every_ms: int) -> None:
         """Keeps the last will, again and again, for a witness to read when this process is dead (T19)."""
         if self.driver is not None:
@@ -442,7 +439,9 @@ class Client(Process):
         clone = type(self)(self.environment, number, self.group, self.options, clock, self.concurrency)
         clone.forked = self.forked
         clone.world, clone.log, clone.topic_id = deepcopy(self.world, memo), self.log, self.topic_id
-        clone.maintenance = self.maintenance.copy(clone, memo) if self.maintenance is not None else None
+        clone.turn.worlds[self.log] = clone.world
+        for number, snapshotter in self.maintenance.snapshotters.items():
+            clone.maintenance.snapshotters[number] = deepcopy(snapshotter, memo)
         clone.counts, clone.clone_of, clone._was_fenced = dict(self.counts), self.number, self._was_fenced
         if self.driver is not None:
             self._copy_consumer(clone, memo)

@@ -12,10 +12,14 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from marshal_py.client.connection.threads import Ask, Rest, TaskSteps, following
-from marshal_py.errors import ClusterUnreachable, MarshalError
+from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.driver.turn import Turn
+from marshal_py.errors import ClusterUnreachable, CoordinationError, MarshalError
+from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import Bounds, Headers, LogRecord, TopicInfo
-from marshal_sim.cluster.process import Process
+from marshal_sim.cluster.log_reader import bounds_of, log_reader
+from marshal_sim.cluster.process import Environment, Process
 
 SERVERS: Final = "simulated"
 SILENT: Final = logging.Logger("simulated", logging.CRITICAL + 1)
@@ -58,11 +62,12 @@ class SimulatedLog:
         raise AssertionError("a simulated process reads its log by itself")
 
     def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
-        raise AssertionError("a simulated process reads its log by itself")
+        check_up(self._process.environment, f"log {log}")
+        return log_reader(self._process.environment.broker).read(log, start, end, timeout_s)
 
     def bounds(self, log: int, timeout_s: float) -> Bounds:
-        found = self._process.environment.broker.logs[log]
-        return Bounds(found.first, len(found.values))
+        check_up(self._process.environment, f"log {log}")
+        return bounds_of(self._process.environment.broker, log)
 
     def waiting_for(self) -> str:
         broker, now_ms = self._process.environment.broker, self._process.environment.now_ms
@@ -75,17 +80,22 @@ class SimulatedLog:
         pass
 
 
+def check_up(environment: Environment, what: str) -> None:
+    """Raises ClusterUnreachable during an outage. `what`: what was asked for."""
+    if environment.broker.reads_down_until_ms > environment.now_ms:
+        raise ClusterUnreachable(SERVERS, what, "an outage")
+
+
 class SimulatedAdmin:
     """Implements the part of ClusterAdmin that consumers need. During an outage nothing is answered."""
 
-    capabilities: frozenset[str] = frozenset()
+    capabilities: frozenset[str] = frozenset({"truncate", "time_lookup"})
 
     def __init__(self, process: Process) -> None:
         self._environment = process.environment
 
     def _check(self, what: str) -> None:
-        if self._environment.broker.reads_down_until_ms > self._environment.now_ms:
-            raise ClusterUnreachable(SERVERS, what, "an outage")
+        check_up(self._environment, what)
 
     def describe_topic(self, topic: str) -> TopicInfo | None:
         self._check(topic)
@@ -110,12 +120,48 @@ class SimulatedAdmin:
         self._check("committed offsets")
         return {}
 
+    def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+        """Looks into coordination logs; the stamps are those of the leaders' clocks."""
+        self._check("offsets by time")
+        logs = self._environment.broker.logs
+        stamps = {tp: enumerate(logs[tp.partition].stamps_ms) for tp in tps}
+        found = {tp: next((at for at, ms in stamps[tp] if ms >= time_ms), None) for tp in tps}
+        return {tp: at for tp, at in found.items() if at is not None}
+
+    def delete_records(self, tp: TopicPartition, before: int) -> str:
+        """Deletes records of a coordination log."""
+        self._check("a deletion of records")
+        log = self._environment.broker.logs[tp.partition]
+        log.first = max(log.first, before)
+        return ""
+
     def commit(self, group: str, positions: Mapping[TopicPartition, int]) -> str:
         self._check("a commit")
         return ""
 
     def close(self) -> None:
         pass
+
+
+class SimulatedLogs:
+    """Implements Logs: the log of one process, as its LogMaintenance sees it."""
+
+    def __init__(self, process: Process, turn: Turn) -> None:
+        self._process, self._turn = process, turn
+
+    @property
+    def worlds(self) -> dict[int, World]:
+        return self._turn.worlds
+
+    @property
+    def drivers(self) -> list[ConsumerDriver]:
+        return self._turn.drivers
+
+    def break_log(self, number: int, error: CoordinationError) -> None:
+        self._process.log_failed(error)
+
+    def check_topic(self) -> bool:
+        return self._process.topic_id == self._process.environment.broker.topic_id
 
 
 class SimulatedWorker:

@@ -8,9 +8,8 @@ bytes to check a snapshot. A snapshot is confirmed once another process, or an a
 
 from __future__ import annotations
 
-import logging
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from marshal_py.client.connection.context import Context
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
@@ -27,8 +26,6 @@ from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import Evict, Snapshot
-
-logger: Final = logging.getLogger("marshal_py")
 
 CHECK_AFTER_MS: Final = 5_000  # after a log was opened, since opening it is work enough
 TRUNCATE_EVERY_MS: Final = 300_000  # between two look-ups by time, per log, in the client that truncates it
@@ -50,14 +47,23 @@ class Logs(Protocol):
     def check_topic(self) -> bool: ...
 
 
+class Truncation(NamedTuple):
+    """Says how often the client that truncates a log looks what it may delete, and how many records are worth it."""
+
+    every_ms: int
+    records_min: int
+
+
 class LogMaintenance:
     """Maintains all logs of one Marshal.
 
     Its methods are called with the lock held, except those that run on the history worker.
     """
 
-    def __init__(self, context: Context, logs: Logs) -> None:
+    def __init__(self, context: Context, logs: Logs, truncation: Truncation | None = None) -> None:
+        """`truncation`: None for TRUNCATE_EVERY_MS and TRUNCATE_RECORDS_MIN."""
         self._context, self._logs = context, logs
+        self._truncation = truncation or Truncation(TRUNCATE_EVERY_MS, TRUNCATE_RECORDS_MIN)
         self.snapshotters: dict[int, Snapshotter] = {}
         self._truncate_due_ms: dict[int, int] = {}
         self._check_due_ms: dict[int, int] = {}  # logs that began at a snapshot which is not checked yet
@@ -104,7 +110,7 @@ class LogMaintenance:
             if tasks.mismatched is not None:
                 self._publish(number, "snapshot_refused", tasks.mismatched.at, "it is not what this process folded")
             if snapshotter.confirmed_at != NONE and now.mono_ms >= self._truncate_due_ms.get(number, 0):
-                self._truncate_due_ms[number] = now.mono_ms + TRUNCATE_EVERY_MS
+                self._truncate_due_ms[number] = now.mono_ms + self._truncation.every_ms
                 if snapshotter.leads(live):
                     self._context.history_worker.submit(
                         f"truncation of log {number}", partial(self._truncate, snapshotter)
@@ -132,7 +138,7 @@ class LogMaintenance:
             assert world.genesis is not None  # it has sessions
             value = codec.encode(record, group, world.genesis.incarnation, world.writes_version(group))
             self._context.outbox.put(world.log, group.encode(), (value,), partial(self._warn, world.log))
-            logger.info(
+            self._context.logger.info(
                 "group %s: %s has been silent for %.1f s; its session is evicted",
                 group,
                 world.groups[group].sessions[record.session].join.client_id,
@@ -141,7 +147,7 @@ class LogMaintenance:
             )
 
     def _warn(self, number: int, error: MarshalError) -> None:
-        logger.warning("coordination partition %d: %s", number, error, extra={"marshal_log": number})
+        self._context.logger.warning("coordination partition %d: %s", number, error, extra={"marshal_log": number})
 
     def _publish(self, number: int, kind: AdvisoryKind, offset: int, text: str) -> None:
         for driver in self._logs.drivers:
@@ -175,7 +181,7 @@ class LogMaintenance:
             base = replay.base_of(context.coordination, world.log, world.root, bounds, at - CHECKPOINT_OFFSETS)
             return replay.refold(context.coordination, base, at, group)
         except (ClusterError, HistoryTruncated) as error:
-            logger.warning(
+            self._context.logger.warning(
                 "coordination partition %d could not be folded again: %s",
                 world.log,
                 error,
@@ -242,7 +248,7 @@ class LogMaintenance:
         if before - bounds.first < context.retention.snapshot_every_records:
             return  # the next snapshot that could be cut at is not so old yet
         before = replay.cut_of(context.coordination, number, snapshotter.world.root, bounds, before)
-        if before - bounds.first < TRUNCATE_RECORDS_MIN or not self._logs.check_topic():
+        if before - bounds.first < self._truncation.records_min or not self._logs.check_topic():
             return  # not worth a request; or the topic was recreated and has other records at these offsets
         refused = context.admin.delete_records(tp, before)
         if refused:
@@ -250,7 +256,7 @@ class LogMaintenance:
             with context.lock:
                 self._publish(number, "truncation_refused", before, refused)
         else:
-            logger.info(
+            self._context.logger.info(
                 "coordination partition %d: records below %d were deleted",
                 number,
                 before,
