@@ -13,7 +13,6 @@ that `Member.may_deliver` allows (D8); in at-most-once mode it waits before that
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
@@ -28,12 +27,11 @@ from marshal_py.client.ranges.ranges import ClaimedRange, PlannedClaims, Taken, 
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.receive.membership import WAIT_SLICE_S, Membership
 from marshal_py.client.values import where
+from marshal_py.client.values.waits import Change, Steps
 from marshal_py.errors import BatchRefused, ClaimLost, ClusterUnreachable, InvalidOption, MembersAlive, PartitionsUnread
 from marshal_py.protocol.member.advisory import UNCOMMITTED
 from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, Token, TopicPartition
-
-logger: Final = logging.getLogger("marshal_py")
 
 # Heartbeat intervals: two until a dead owner's lease has ended; the rest for claims and a slow broker.
 SETTLE_INTERVALS: Final = 4.0
@@ -131,6 +129,11 @@ class Planner(Membership):
         self._pass("flush")
         self._context.complete(self._confirmed(self._confirmations.accepted(ack, LEAVE_TIMEOUT_S)))
 
+    def _flushing(self) -> Steps[None]:
+        """Does what `flush` does, in steps."""
+        self._pass("flush")
+        yield from self._flush(LEAVE_TIMEOUT_S)
+
     # --- batches
 
     def batch(
@@ -205,6 +208,10 @@ class RangePlanner:
         limit of claims (`Ranges.settled`). No member may claim a parked partition. Returns False after `timeout_s`
         seconds (default: four heartbeat intervals), and if the consumer is stopping.
         """
+        return self._context.complete(self.settling(timeout_s))
+
+    def settling(self, timeout_s: float | None = None) -> Steps[bool]:
+        """Does what `settle` does, in steps."""
         intervals_s = self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
         deadline = self._context.monotonic() + (intervals_s if timeout_s is None else timeout_s)
         while True:
@@ -215,7 +222,8 @@ class RangePlanner:
                 left_s = deadline - self._context.monotonic()
                 if left_s <= 0 or self._planner.stopping:
                     return False
-                self._context.changed.wait(min(WAIT_SLICE_S, left_s))
+                seen = self._context.changes
+            yield Change(min(WAIT_SLICE_S, left_s), seen)
 
     def resumed(self) -> bool:
         """Tells whether one of this consumer's claims continues the work of an earlier owner.
@@ -311,7 +319,7 @@ class RangePlanner:
         """Logs that `plan` failed and is tried again, once a minute per cause; looks whether a topic is gone."""
         self._driver.look_at_topics()
         if self._repeats.due(str(error)):
-            logger.warning("%s; trying again", error)
+            self._context.logger.warning("%s; trying again", error)
 
     def _park_beyond(self, tps: list[TopicPartition]) -> None:
         """Parks those of `tps` whose position lies beyond the partition's real end (D6).
@@ -419,12 +427,16 @@ class QueryPlanner:
         this process has claimed the partition again (`MicroBatches.settle_proven`). Raises AckNotConfirmed if no answer
         comes; the positions are still sent until one does.
         """
+        self._context.complete(self.committing(end))
+
+    def committing(self, end: End) -> Steps[None]:
+        """Does what `commit` does, in steps."""
         with self._context.outbox, self._context.lock:
             moved = self.batches.commit(end, self._context.clock.now())
         self._ranges.alive()
         if moved and not self._ranges.at_most_once:
             with contextlib.suppress(ClaimLost):
-                self._planner.flush()
+                yield from self._planner._flushing()
 
     def commit_reported(self, digest: str) -> None:
         """Does what `commit` does, when a listener reports the query's commit before the query calls `commit`.
@@ -482,6 +494,10 @@ class QueryPlanner:
         It waits until it is known which ranges these are, without limit while the group is paused. Raises
         PartitionsUnread if it is not known after four heartbeat intervals, and what `plan` raises.
         """
+        return self._context.complete(self.replaying(end))
+
+    def replaying(self, end: End) -> Steps[list[Taken]]:
+        """Does what `replay` does, in steps."""
         wait_s = self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
         deadline, said = self._context.monotonic() + wait_s, ""
         self._ranges.plan(None)  # skips what retention has deleted since (D6)
@@ -495,12 +511,14 @@ class QueryPlanner:
                     deadline = self._context.monotonic() + wait_s
                 elif self._context.monotonic() >= deadline:
                     raise PartitionsUnread(self._planner.group, _named(replay.waits), planned=True)
-                self._context.changed.wait(WAIT_SLICE_S)
+                seen = self._context.changes
             if _in_words(replay.waits) != said:
                 said = _in_words(replay.waits)
-                logger.info("group %s: a batch that was planned before waits: %s", self._planner.group, said)
+                group = self._planner.group
+                self._context.logger.info("group %s: a batch that was planned before waits: %s", group, said)
+            yield Change(WAIT_SLICE_S, seen)
         if replay.left_out:
-            logger.warning(
+            self._context.logger.warning(
                 "group %s: of a batch that was planned before, %d of %d ranges are not read here: %s",
                 self._planner.group,
                 len(replay.left_out),

@@ -1,4 +1,4 @@
-"""A streaming query as a simulated process: the shipped MicroBatches, called in Spark's order, under every fault.
+"""A streaming query as a simulated process: the shipped Planner, called in Spark's order, under every fault.
 
 For one trigger, Spark calls `latestOffset`, writes its write-ahead log, calls `commit` for the batch before and
 `partitions`, runs tasks and sink, and writes its commit log. The process may be killed or frozen between any two of
@@ -13,15 +13,18 @@ has written it and Spark has said so.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
+from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.planner import Planner, QueryPlanner, RangePlanner
 from marshal_py.client.ranges.microbatches import FIRST, End, MicroBatches, digest_of, key_of
-from marshal_py.client.ranges.ranges import PlannedClaims, Ranges, Taken, share
-from marshal_py.errors import BatchOverdue, MarshalError
+from marshal_py.client.ranges.ranges import Ranges, Taken
+from marshal_py.client.values.waits import Steps
+from marshal_py.errors import BatchOverdue, ClusterUnreachable, MarshalError
+from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.member_state import MemberOptions
-from marshal_py.protocol.wire import records
-from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.transport.ports import Bounds
+from marshal_py.protocol.wire.identity import Instant, TopicPartition
 from marshal_sim.cluster.client import Client
 from marshal_sim.cluster.clock import MachineClock
 from marshal_sim.cluster.environment import ClientEnvironment
@@ -31,8 +34,6 @@ ASKS = 8  # how often per interval a waiting call is repeated
 CALL_MS = 5  # the longest time between two of Spark's calls
 BUSY = 0.1  # how often that time may be up to an interval instead
 ROWS_MAX = 12  # rows per batch: few, so that a claim takes several batches
-SETTLE_INTERVALS = 4  # as in client/planner.py
-UNCLAIMED_INTERVALS = 4
 LISTENS = 0.5  # the share of drivers that have a listener
 LATE = 0.2  # the share of reports for which a listener takes up to two intervals
 TRIGGER_INTERVALS = (0.0, 0.0, 0.5, 2.0, 8.0)  # the last is beyond every handler timeout of a run
@@ -84,8 +85,7 @@ class Query(Client):
         self.checkpoint = checkpoint
         self.killed: bool = False  # Spark is gone too
         self.before = before
-        self._batches: MicroBatches | None = None
-        self._since_ms = environment.now_ms  # when the call that is repeated now was first made
+        self._ready = self._settled = False  # it has joined; its first claims have come
         self._trigger_ms = 0
         # Of the newest plan: when, how much of the log had been read, and as which instance.
         self._gate = (0, 0, b"")
@@ -95,18 +95,18 @@ class Query(Client):
 
     # --- the member's side
 
-    @property
-    def ranges(self) -> Ranges:
-        assert self.driver is not None
-        assert isinstance(self.driver.queue, Ranges)
-        return self.driver.queue
+    def _join(self, member: Member) -> ConsumerDriver:
+        driver = super()._join(member)
+        planner = Planner(self.context, driver, {}, self.ending)
+        self.ranges: RangePlanner = planner.ranges
+        self.query: QueryPlanner = QueryPlanner(planner, self.before)
+        assert isinstance(driver.queue, Ranges)
+        self.query.batches = _Batches(driver.queue, self.ranges.incarnation, self.before, self._acked)
+        return driver
 
     @property
     def batches(self) -> MicroBatches:
-        if self._batches is None:
-            ranges = self.ranges
-            self._batches = MicroBatches(ranges.member, ranges, ranges.incarnation, self.before)
-        return self._batches
+        return self.query.batches
 
     @property
     def overdue(self) -> bool:
@@ -134,57 +134,61 @@ class Query(Client):
         rng = self.environment.rng
         most_ms = CALL_MS if rng.random() > BUSY or self.environment.healed else self.options.interval_ms
         delay_ms = 1 + int(rng.random() * most_ms)
-        self._since_ms = self.environment.now_ms + delay_ms
         self.environment.schedule(delay_ms, self, step, argument)
 
-    def _retry(self, step: Any, intervals: int) -> bool:
-        """Schedules the same call again; returns False if it has been repeated for `intervals` intervals."""
-        self._called()
-        if self.environment.now_ms - self._since_ms >= intervals * self.options.interval_ms:
-            return False
-        self.environment.schedule(self._ask_ms, self, step)
-        return True
-
-    def _called(self) -> None:
-        if self.driver is not None:
-            assert isinstance(self.driver.claims, PlannedClaims)
-            self.driver.claims.called()
-
     def _joined(self) -> bool:
+        """Tells whether the member has joined. From then on the query makes its calls whatever becomes of it."""
         member = self.member
-        return member is not None and not self.detached and member.session >= 0 and member.group is not None
+        self._ready = self._ready or (member is not None and member.session >= 0 and member.group is not None)
+        return self._ready
+
+    def _call(self, waits: Any, steps: Steps[Any], ended: Callable[[Any], None]) -> None:
+        """Makes one of Spark's calls. `waits`: the step that makes it again if the cluster does not answer."""
+
+        def over(result: Any, error: MarshalError | None) -> None:
+            if error is None:
+                ended(result)
+            elif not self.killed and not self.overdue:
+                self._failed(waits, error)
+            elif not self.killed:
+                self.environment.schedule(self._ask_ms, None, self._trigger)
+
+        self.front.begin(steps, over)
+        self.ran()
+
+    def _failed(self, waits: Any, error: MarshalError) -> None:
+        """Ends the query with the error of a call, unless its consumer has ended. Then its operator starts it again."""
+        if waits is not None and isinstance(error, ClusterUnreachable):
+            self.environment.schedule(self._ask_ms, self, waits)
+        elif not self.dead and not self.ending.over:
+            self.killed = self.dead = True
+            self.environment.schedule(self.options.interval_ms, None, self._revive)
 
     def _latest_offset(self, _: None) -> None:
-        self._called()
         if not self._joined():
             self.environment.schedule(self._ask_ms, self, self._latest_offset)
-            return
-        if not self.ranges.settled() and self._retry(self._latest_offset, SETTLE_INTERVALS):
-            return
-        now, start = self.now(), self.checkpoint.start
-        self._committed(start)
-        found = self._available()
-        rows_max = 10**9 if self.environment.healed else ROWS_MAX  # what has piled up must be read in time (V3)
-        shares = share({tp: end - first for tp, (first, end) in found.items()}, rows_max)
-        wanted = [self.ranges.range_of(tp, found[tp][0], found[tp][0] + count) for tp, count in shares.items()]
+        else:
+            self._call(self._latest_offset, self._next_end(self.checkpoint.start), self._latest)
+
+    def _next_end(self, start: End) -> Steps[End]:
+        """Answers Spark's `latestOffset`: acks the batch before, and plans the next one."""
+        yield from self._settle()
+        yield from self.query.committing(start)
+        # What has piled up must be read in time (V3).
+        ranges = self.ranges.plan(None if self.environment.healed else ROWS_MAX)
         self._pass_gate()
-        end = self.batches.plan(start, wanted, now)
-        if key_of(end) == key_of(start):
+        return self.query.plan(start, ranges)
+
+    def _settle(self) -> Steps[None]:
+        if not self._settled:
+            yield from self.ranges.settling()
+            self._settled = True
+
+    def _latest(self, end: End) -> None:
+        if key_of(end) == key_of(self.checkpoint.start):
             self._next_trigger()
         else:
             self._ask(self._write_ahead, key_of(end))
-
-    def _available(self) -> dict[TopicPartition, tuple[int, int]]:
-        """Returns the ranges that each claim could plan now, as Planner.plan does. A position beyond the end parks its
-        partition: nobody may claim it (D6).
-        """
-        member, ranges, ends = self.member, self.ranges, self.environment.broker.ends
-        assert member is not None
-        bounds = {tp: Bounds(0, ends[tp]) for tp in ranges.claims}
-        for tp, position, end in ranges.beyond(bounds):
-            detail = records.beyond_end(position, end)
-            member.park(ranges.claims[tp].claim.epoch, records.BEYOND_END, detail, self.now())
-        return ranges.available(bounds)
 
     def _pass_gate(self) -> None:
         assert self.member is not None
@@ -192,68 +196,48 @@ class Query(Client):
 
     def _commit_heard(self, end: str) -> None:
         """Takes a listener's report of a commit. A commit that this process does not know is ignored."""
-        if self.member is None or self.detached:
-            return
-        known = end in self.batches.delivered
-        moved = self.batches.commit_reported(digest_of(json.loads(end)), self.now())
-        if known or moved:
-            self._called()
-            self._settled(end, moved)
+        if self._ready:
+            self.query.commit_reported(digest_of(json.loads(end)))
+            self.ran()
 
-    def _committed(self, start: End) -> None:
-        self._settled(key_of(start), self.batches.commit(start, self.now()))
-
-    def _settled(self, end: str, moved: bool) -> None:
+    def _acked(self, end: End) -> None:
+        """Notes what is finished. A message is when its ack counts: if that came too late for a Release, one of them is
+        repeated.
+        """
         member = self.member
         assert member is not None
-        assert self.driver is not None
-        # A message is finished when its ack counts. If it came too late for a Release, ack or message is repeated.
         positions = {claim.tp: claim.position() for claim in member.claims.values() if not claim.sealed}
-        unacked = [*self.checkpoint.unacked, *self.checkpoint.written.pop(end, ())]
+        unacked = [*self.checkpoint.unacked, *self.checkpoint.written.pop(key_of(end), ())]
         self.checkpoint.unacked = []
         for delivery in unacked:
             if positions.get(TopicPartition(delivery.topic, delivery.partition), 0) > delivery.offset:
                 delivery.end_ms = self.environment.now_ms
             else:
                 self.checkpoint.unacked.append(delivery)
-        if moved:
-            member.urgent = True
-            self.driver.kick()
-            self.ran()
 
     def _write_ahead(self, end: str) -> None:
         self.checkpoint.ends.append(end)
         self._ask(self._partitions)
 
     def _partitions(self, _: None) -> None:
-        """Answers Spark's `partitions`: first commits the batch before, then takes the ranges of this one."""
+        """Takes the ranges of the batch, which an earlier process may have planned."""
         if not self._joined():
-            self._called()
             self.environment.schedule(self._ask_ms, self, self._partitions)
             return
-        self._called()
-        checkpoint = self.checkpoint
-        self._committed(checkpoint.start)
-        if self.dead:
-            return
-        end = checkpoint.end(checkpoint.commits)
+        end = self.checkpoint.end(self.checkpoint.commits)
+        self._call(None, self._taken(end), lambda taken: self._run(end, taken))
+
+    def _taken(self, end: End) -> Steps[list[Taken]]:
+        """Answers Spark's `commit` of the batch before, and `partitions`."""
+        if self.checkpoint.commits:
+            yield from self.query.committing(self.checkpoint.start)
         taken = self.batches.delivered_ranges(end)
         if taken is None:
-            self._available()
+            yield from self._settle()
+            yield from self.query.committing(self.checkpoint.start)
+            taken = yield from self.query.replaying(end)
             self._pass_gate()
-            replay = self.batches.replay(end, self.now())
-            if replay.waits:
-                paused = self.member is not None and self.member.paused
-                if not self._retry(self._partitions, 10**6 if paused else UNCLAIMED_INTERVALS):
-                    self._fail()
-                return
-            taken = replay.taken
-        self._run(end, taken)
-
-    def _fail(self) -> None:
-        """Ends the query as PartitionsUnread does. An interval later its operator starts it again."""
-        self.killed = self.dead = True
-        self.environment.schedule(self.options.interval_ms, None, self._revive)
+        return taken
 
     def _run(self, end: End, taken: list[Taken]) -> None:
         """Runs the tasks, which read every message that exists in the ranges."""
@@ -323,3 +307,18 @@ class Query(Client):
 
     def _revive(self, _: None) -> None:
         self.environment.revive(self)
+
+
+class _Batches(MicroBatches):
+    """Tells the journal of each commit of the query."""
+
+    def __init__(
+        self, ranges: Ranges, incarnation: bytes, before: MicroBatches | None, acked: Callable[[End], None]
+    ) -> None:
+        super().__init__(ranges.member, ranges, incarnation, before)
+        self._tell = acked
+
+    def commit(self, end: End, now: Instant) -> bool:
+        moved = super().commit(end, now)
+        self._tell(end)
+        return moved

@@ -24,7 +24,7 @@ from marshal_py.client.ranges.ranges import ClaimedRange
 from marshal_py.client.receive import confirmations, seeking
 from marshal_py.client.receive.confirmations import Confirmations
 from marshal_py.client.receive.ending import Ending
-from marshal_py.client.values.sizes import message_bytes
+from marshal_py.client.values.requests import message_bytes
 from marshal_py.client.values.waits import Change, Steps
 from marshal_py.errors import ClaimLost
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase, Spans, log_has

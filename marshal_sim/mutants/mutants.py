@@ -357,7 +357,10 @@ _MEMBER: Final = (
     Mutant("Q1", "a query plans and acks before its claims have come", mutants_query.q1, _bias("crash", queries=2)),
     Mutant("Q2", "a trigger acks what its tasks left out", mutants_query.q2, _bias("stop", "lag", "admin", queries=2)),
     Mutant(
-        "Q3", "a replayed batch leaves out what nobody has claimed yet", mutants_query.q3, _bias("crash", queries=3)
+        "Q3",
+        "a replayed batch leaves out what nobody has claimed yet",
+        mutants_query.q3,
+        _bias("crash", "admin", "slow_handler", queries=2, rate=20, intervals=40),
     ),
     Mutant(
         "Q4",

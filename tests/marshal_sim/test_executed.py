@@ -14,8 +14,16 @@ from marshal_sim.cluster.run import simulate
 from marshal_sim.cluster.scenario import Options
 
 CLIENT = Path(marshal_py.client.__file__).parent
-SNAPSHOTS = Options(kinds=frozenset({"snapshots", "arrive", "crash"}))
-RUNS = [(0, Options()), (1, Options()), (2, Options(calls=1, answers=1)), (3, Options(queries=2)), (4, SNAPSHOTS)]
+SNAPSHOTS = Options(
+    kinds=frozenset({"snapshots", "arrive", "crash", "divergence", "late_refusal", "beyond"}), clients=3
+)
+RUNS = [
+    (0, Options()),
+    (1, Options()),
+    (2, Options(calls=1, answers=1, mode=1)),
+    (3, Options(queries=2)),
+    (4, SNAPSHOTS),
+]
 
 # A simulated process has no thread, event loop, signal, socket or log of its own process.
 THREADS, LOOP, SIGNALS = "threads, locks and queues between them", "an event loop", "signals"
@@ -38,15 +46,14 @@ NOT_EXECUTED = {
     "marshal.py": OPENS,
     "messages/handles.py": "acks that another process sends back: " + NOT_YET,
     "metrics.py": "figures for people",
-    "planner.py": "the planner: marshal_sim/cluster/query.py instead; " + NOT_YET,
     "process/lanes.py": "handlers in parallel: " + NOT_YET,
     "process/process.py": THREADS,
     "process/processing.py": "handlers in parallel: " + NOT_YET,
     "receive/consume.py": THREADS,
     "receive/consuming.py": "`consume` with a handler: the simulated user iterates over its demand instead; " + NOT_YET,
-    "receive/membership.py": THREADS,
     "signals.py": SIGNALS,
     "sql_guard.py": "a database",
+    "values/bounds.py": VALUES,
     "values/finished.py": "what a table has, which is another store",
     "values/keywords.py": OPENS,
     "values/retry.py": "handlers in parallel: " + NOT_YET,

@@ -7,6 +7,7 @@ DOORS: Final = (
     "divergence_report",
     "idle_heartbeat",
     "last_wills",
+    "log_maintenance",
     "loop",
     "standing",
     "turn",
