@@ -6,12 +6,12 @@ promised is noted for the auditor. When all is healed the user resumes what he h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.messages.acks import Ack
+from marshal_py.client.messages.acks import Ack, Acked
 from marshal_py.client.messages.message import Message
 from marshal_py.client.receive import seeking
 from marshal_py.client.receive.confirmations import Confirmations
@@ -79,7 +79,8 @@ class OtherCalls:
     def ack(self, message: Message[Any, Any], delivery: Delivery) -> None:
         """Acks a message, in some cases by a call that waits for the log."""
         if self._environment.rng.random() >= DOUBLE_ACKS:
-            message.ack()
+            if not message.ack():
+                delivery.ack_was_late()
             return
         self._confirming = delivery
         message.double_ack(self._timeout_s())
@@ -87,7 +88,14 @@ class OtherCalls:
     def _confirm(self, ack: Ack, timeout_s: float) -> None:
         """Waits for the ack of a `double_ack` in a thread of its own, so that its handler holds nobody up."""
         of, since_ms = self._confirming, self._environment.now_ms
-        steps = self._confirmations.accepted(ack, timeout_s)
+
+        def acks() -> Sequence[Acked]:
+            acked = ack()
+            if of is not None and any(one.late for one in acked):
+                of.ack_was_late()
+            return acked
+
+        steps = self._confirmations.accepted(acks, timeout_s)
         self._front.begin(steps, lambda _, error: self._confirmed(since_ms, error, of))
 
     def _flush(self) -> None:

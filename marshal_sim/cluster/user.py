@@ -280,8 +280,8 @@ class User:
                 delivery.finish(environment.now_ms)
                 if message is not None and self._others is not None:
                     self._others.ack(message, delivery)
-                elif message is not None:
-                    message.ack()
+                elif message is not None and not message.ack():
+                    delivery.ack_was_late()
                 return
             delivery.end_ms = environment.now_ms
             self._finished_since.append(delivery)

@@ -134,6 +134,10 @@ class Delivery:
         """Notes that the handler has ended and acknowledged."""
         self.end_ms = self.ack_ms = ms
 
+    def ack_was_late(self) -> None:
+        """Notes that the library has refused the ack, because the claim was sealed: it has promised nothing."""
+        self.ack_ms = -1
+
     def give_back(self, ms: float, delay_ms: float) -> None:
         """Notes that the handler has ended and gave the message back: it may come again after the delay (D14)."""
         self.end_ms, self.again_ms = ms, ms + delay_ms

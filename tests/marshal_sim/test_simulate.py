@@ -179,6 +179,11 @@ def test_what_was_counted_before_a_message_existed_counts_for_none() -> None:
     assert simulate(217, Options(calls=1, answers=1)).violations == ()
 
 
+def test_an_ack_that_was_refused_as_late_has_promised_nothing() -> None:
+    """S9: a seek has sealed the claim, and its record is lost; what the handlers had comes again."""
+    assert simulate(250, Options(calls=1)).violations == ()
+
+
 def test_the_other_calls_of_a_user_keep_their_promises() -> None:
     """S19 to S25 and V15, from several threads of the program, among all kinds of faults. A check that never ran would
     show.
