@@ -106,8 +106,8 @@ KINDS: Final = (
     + ASKED_RUN_KINDS
 )
 
-LATE_MS_MAX: Final = 600_000  # invariants.md: delays and late copies up to 10 minutes
-STOP_MS_MAX: Final = 1_800_000  # invariants.md: a client is stopped for up to 30 minutes
+LATE_MS_MAX: Final = 600_000  # delays and late copies up to 10 minutes
+STOP_MS_MAX: Final = 1_800_000  # a client is stopped for up to 30 minutes
 RATE_PPM_MAX: Final = 200
 BROKER_RATE_PPM_MAX: Final = 500
 DAMAGE_CHANCE: Final = 0.06  # share of the runs with several faults in which damage is one
