@@ -93,7 +93,7 @@ def test_a_page_says_what_is_left(users: Shell) -> None:
         (["--multi-last", "a", "--up-to-offset", "0:1", "--up-to-offset", "00:2"], 2, "partition 0 is named twice"),
         (["--time", "soon"], 2, "2026-01-31"),
         (["--multi-last", "a", "--up-to-time", "soon"], 2, "2026-01-31"),
-        (["--offset", "-1"], 2, "greater than or equal to 0"),
+        (["--offset", "-1"], 2, "not in the range x>=0"),
         (["--follow"], 2, "name where to begin"),
         (["--multi-last", "a", "--up-to-offset", "0:1", "--follow"], 2, "nothing to wait for"),
         ([], 1, "the request is empty: name --offset, --time, --last, --next, --batch or --multi-last"),

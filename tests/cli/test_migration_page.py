@@ -17,7 +17,7 @@ PARTITIONS = 3  # the last one is empty
 def test_the_check_of_the_mirror_alarms_only_with_cause() -> None:
     back = PAGE.read_text(encoding="utf-8").split("\n## Back to Kafka's consumer groups\n")[1]
     release, check = (
-        shlex.split(found)[1:] for found in re.findall(r"^ +(marshal (?:release|set-pos).*)$", back, re.M)
+        shlex.split(found)[1:] for found in re.findall(r"^ +(marshal (?:pause|set-position).*)$", back, re.M)
     )
     with EmbeddedCluster() as cluster:
         cluster.create_topic("orders", PARTITIONS)

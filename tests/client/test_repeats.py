@@ -61,7 +61,7 @@ def test_a_deleted_topic_makes_one_line_and_the_other_topic_is_planned(
     gone, kept = memory.topic(3), memory.topic()
     caplog.set_level(logging.WARNING, "marshal_py")
     with memory.connect() as marshal, marshal.planner(memory.group(), [gone, kept], start="earliest") as planner:
-        assert planner.settle(30.0)
+        assert planner.ranges.settle(30.0)
         memory.broker.delete_topic(gone)
         memory.fill(kept, 0, 5)
         with planner.batch(100, wait_s=30.0) as batch:

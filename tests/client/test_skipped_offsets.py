@@ -102,7 +102,7 @@ def test_ranges_pass_what_holds_no_message(memory: MemoryTestCluster, delivery: 
         memory.connect() as marshal,
         marshal.planner(memory.group(), [topic], start="earliest", delivery=delivery) as planner,
     ):
-        planner.settle()
+        planner.ranges.settle()
         with planner.batch(100, 5.0) as batch:
             assert [(one.start, one.to) for one in batch.ranges] == [(0, MESSAGES + SKIPPED)]
             batch.commit()

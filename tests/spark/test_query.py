@@ -99,7 +99,7 @@ def test_available_now_into_parquet_and_again(spark: SparkSession, make_topic: M
     spark.streams.addListener(listener)
     try:
         for _ in range(2):
-            df = with_kafka_options(spark, orders, maxOffsetsPerTrigger=400, includeHeaders=False)
+            df = with_kafka_options(spark, orders, maxOffsetsPerTrigger=400, columns="key,value,partition,offset")
             query = (
                 df.writeStream.format("parquet")
                 .option("path", out)

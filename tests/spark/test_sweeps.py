@@ -69,7 +69,7 @@ def test_simulate_on_spark_prints_the_same_as_locally(spark: SparkSession, monke
     ("wrong", "says"),
     [
         (["--spark", "--seed", "3"], "--spark goes with --seeds"),
-        (["--spark", "--mutants"], "No such option: --spark"),
+        (["--spark", "--mutants"], "No such option: --mutants"),
         (["--master", "local[1]"], "--spark goes with --seeds"),
         (["--spark", "--processes", "2"], "--spark goes with --seeds"),
     ],
