@@ -26,12 +26,11 @@ CONNECTING: Final = {
 }
 IN_MEMORY: Final = {name: guide for name, guide in GUIDES.items() if name not in CONNECTING}
 # The tests that run all blocks of a page (None) or one block in Spark, and the block that pytest loads as conftest.py.
-# Two blocks of spark-formats.md run nowhere: one needs a schema registry, one a package of the JVM. Both say so.
+# Two blocks of spark-reference.md run nowhere: one needs a schema registry, one a package of the JVM. Both say so.
 ELSEWHERE: Final = {
     ("docs/spark.md", None): "tests/spark/test_docs.py",
-    ("docs/spark-log.md", None): "tests/spark/test_docs.py",
     ("docs/sinks.md", None): "tests/spark/test_sinks_guide.py",
-    ("docs/spark-formats.md", None): "tests/spark/test_formats_guide.py",
+    ("docs/spark-reference.md", None): "tests/spark/test_formats_guide.py",
     ("docs/keys.md", 2): "tests/spark/test_keys_page.py",
     ("docs/testing.md", 0): "tests/testing/test_plugin.py",
 }

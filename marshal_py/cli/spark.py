@@ -82,7 +82,7 @@ def report(
 ) -> None:
     """Answer questions of operators: take-over times, races, gaps, lag, messages redelivered or lost, pauses, moves.
 
-    The questions are SQL; docs/spark-log.md lists them.
+    docs/spark-reference.md lists them.
     """
     require_spark()
     from marshal_py.spark.log import reports

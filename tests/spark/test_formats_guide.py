@@ -1,4 +1,4 @@
-"""docs/spark-formats.md is true: programs that need no registry and no JVM packages run on good and bad messages."""
+"""The formats of docs/spark-reference.md: programs without a registry and JVM packages run on good and bad messages."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 from tests.spark.kafka_topic import KafkaTopic
 from tests.spark.test_docs import adapted
 from tests.support.kafka import Cluster, TopicFactory
+from tests.support.pages import section
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TEXT = (Path(__file__).parents[2] / "docs" / "spark-formats.md").read_text(encoding="utf-8")
+TEXT = section("docs/spark-reference.md", "JSON, Avro, Protobuf")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 UNTESTED = [block for block in BLOCKS if "Not run by a test" in block.partition("\n")[0]]
 MODULES = {block.split()[1]: block for block in BLOCKS if block.startswith("# ") and block not in UNTESTED}
@@ -49,7 +50,7 @@ def test_every_block_is_classified() -> None:
     """Blocks that no test runs compile at least."""
     assert (len(UNTESTED), sorted(MODULES), len(PROGRAMS)) == (2, ["decoding.py", "orders_protobuf.py"], 3)
     for block in UNTESTED:
-        compile(block, "docs/spark-formats.md", "exec")
+        compile(block, "docs/spark-reference.md", "exec")
 
 
 @pytest.mark.proof
@@ -72,7 +73,7 @@ def test_a_message_that_cannot_be_decoded_is_a_row_and_no_error(
             names: dict[str, Any] = {}
             for number, program in enumerate(PROGRAMS):
                 code = adapted(program, orders, tmp_path)
-                exec(compile(code, f"docs/spark-formats.md, program {number + 1}", "exec"), names)
+                exec(compile(code, f"docs/spark-reference.md, program {number + 1}", "exec"), names)
             for checkpoint in tmp_path.glob("*-checkpoint"):
                 shutil.rmtree(checkpoint)
     finally:

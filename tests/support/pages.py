@@ -28,6 +28,13 @@ def page(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
+def section(name: str, heading: str) -> str:
+    """What is below `## heading`, up to the next one of its kind."""
+    found = page(name).partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    assert found, f"{name} has no section {heading}"
+    return found
+
+
 def blocks(name: str) -> list[str]:
     """The Python blocks of a page, in their order. In a list they are indented."""
     return [textwrap.dedent(block) for block in BLOCK.findall(page(name))]

@@ -54,7 +54,7 @@ ALIASES: Final[Mapping[str, Alias]] = {
         _only(
             "false",
             "messages that retention deleted before they were read are skipped, and noted as lost in the log "
-            "(docs/spark-log.md, table lost): put an alarm on that",
+            "(docs/spark-reference.md, table lost): put an alarm on that",
         ),
     ),
 }
