@@ -227,23 +227,23 @@ def tests_of_a_service(at: Place) -> None:
             result.result()
 
 
-# --- docs/keys.md, docs/direct-get.md, docs/history.md
+# --- the keys of docs/process.md, docs/direct-get.md, docs/history.md
 
 
-@guide("docs/keys.md", 0)
+@guide("docs/process.md", 3)
 def a_key_of_a_subject(at: Place) -> None:
     at.cluster.create_topic(at.topic, 2)
     producer = Producer({"bootstrap.servers": at.servers})
-    at.run("docs/keys.md", 0, producer=producer, value=b"7")
+    at.run("docs/process.md", 3, producer=producer, value=b"7")
     assert producer.flush(DEADLINE_S) == 0
     with at.marshal.topic(at.topic) as orders:
         assert orders["42.eu"].value == b"7"
 
 
-@guide("docs/keys.md", 1)
+@guide("docs/process.md", 2)
 def one_message_at_a_time(at: Place) -> None:
     at.cluster.create_topic(at.topic)
-    with at.run("docs/keys.md", 1, marshal=at.marshal)["consumer"] as consumer:
+    with at.run("docs/process.md", 2, marshal=at.marshal)["consumer"] as consumer:
         at.cluster.run_until(consumer.claims)
         at.cluster.produce_many(at.topic, VALUES)
         for value in VALUES:

@@ -1,4 +1,4 @@
-"""docs/keys.md: its Spark program rewrites a topic by another key, and keeps the order within each new key."""
+"""docs/process.md: its Spark program rewrites a topic by another key, and keeps the order within each new key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.kafka import Cluster, TopicFactory
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TEXT = (Path(__file__).parents[2] / "docs" / "keys.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "process.md").read_text(encoding="utf-8")
 COUNT = 120
 REGIONS, CUSTOMERS = ("eu", "us"), 4
 
@@ -38,7 +38,7 @@ def test_the_program_rewrites_a_topic_by_another_key(
 
     [program] = [one for one in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "local_session" in one]
     program = program.replace('"orders-by-customer",\n', f'"{target}",\n')
-    exec(compile(adapted(program, orders, tmp_path), "docs/keys.md", "exec"), {})
+    exec(compile(adapted(program, orders, tmp_path), "docs/process.md", "exec"), {})
 
     with marshal_py.connect(kafka.bootstrap, coordination_topic=orders.log) as marshal:
         found = marshal.topic(target).get(batch=2 * COUNT)
