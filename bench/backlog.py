@@ -68,7 +68,7 @@ def member(arguments: Mapping[str, Any]) -> None:
     ):
         if "fetch" in arguments["way"]:
             while True:
-                for message in consumer.fetch(BATCH, expires_s=1.0):
+                for message in consumer.fetch(BATCH, min_messages=BATCH, expires_s=1.0):
                     handle(message)
         for message in consumer:
             handle(message)

@@ -83,7 +83,7 @@ def _marshal(
         with marshal.consumer(environment.group(kind), [topic], on_claim=on_claim) as consumer:
             if not whole.wait(TIMEOUT_S):
                 raise TimeoutError(f"{len(claimed)} of {partitions} claimed within {TIMEOUT_S:g} s")
-            assert len(consumer.claims()) == partitions
+            assert len(consumer.cached_info().claims) == partitions
     for _, partition in claimed:
         work.add(partition, 0)
     return claimed[-1][0] - began

@@ -100,7 +100,7 @@ async def batches(bootstrap: str, topic: str, count: int, size: int) -> int:
         marshal.consumer(f"g-{time.time_ns()}", [topic], start="earliest") as consumer,
     ):
         while seen < count:
-            batch = await consumer.fetch(size, expires_s=1.0)
+            batch = await consumer.fetch(size, min_messages=size, expires_s=1.0)
             if not seen:
                 started()
             seen += len(batch)

@@ -85,7 +85,7 @@ def run_marshal(arguments: Mapping[str, Any], commands: Commands, log: int) -> N
         commands.go.wait()
         report("called")
         with marshal.consumer(arguments["group"], [arguments["topic"]], **options) as consumer:
-            commands.on_stop = consumer.request_stop
+            commands.on_stop = consumer._ending.request_stop
             if commands.stopping.is_set():
                 return
             for message in consumer:

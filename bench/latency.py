@@ -85,7 +85,7 @@ def one_by_one(bootstrap: str, topic: str) -> Values:
 def batches(bootstrap: str, topic: str) -> Values:
     with joined(bootstrap, topic) as consumer:
         while True:
-            batch = consumer.fetch(1000, min_messages=1)
+            batch = consumer.fetch(1000)
             for message in batch:
                 yield message.value, time.monotonic_ns()
             batch.ack()
@@ -102,14 +102,6 @@ def with_handler(bootstrap: str, topic: str) -> Values:
         consumer.consume(handle)
         while True:
             yield found.get(timeout=READY_TIMEOUT_S)
-
-
-def each_of_a_fetch(bootstrap: str, topic: str) -> Values:
-    with joined(bootstrap, topic) as consumer:
-        while True:
-            for message in consumer.fetch_each(1000):
-                yield message.value, time.monotonic_ns()
-                message.ack()
 
 
 def consuming(bootstrap: str, topic: str) -> Values:
@@ -146,8 +138,7 @@ CONTESTANTS: Final[dict[str, Callable[[str, str], Values]]] = {
     "marshal iteration": iteration,
     "marshal iteration, at most once": lambda b, t: iteration(b, t, "at_most_once"),
     "marshal next()": one_by_one,
-    "marshal fetch(1000, min_messages=1)": batches,
-    "marshal fetch_each(1000)": each_of_a_fetch,
+    "marshal fetch(1000)": batches,
     "marshal consume(), iterator": consuming,
     "marshal consume(), handler": with_handler,
     "marshal aio iteration": on_an_event_loop,

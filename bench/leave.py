@@ -1,6 +1,6 @@
 """One of three members stops cleanly: how long do its partitions wait, and how long those of the others?
 
-Contestants: marshal_py (`request_stop()`, as on SIGTERM); Kafka's groups (`close()`): eager (range),
+Contestants: marshal_py (as on SIGTERM); Kafka's groups (`close()`): eager (range),
 cooperative-sticky, KIP-848 (`group.protocol=consumer`). All with their defaults, three processes, 12 partitions,
 1,000 messages per second.
 

@@ -185,7 +185,9 @@ def consume(bootstrap: str, topic: str, coordination: str, acked: int, unacked: 
 
         def read(until: int, ack: bool) -> None:
             while work.count < until:
-                batch = consumer.fetch(min(BATCH, until - work.count), expires_s=1.0)
+                batch = consumer.fetch(
+                    min(BATCH, until - work.count), min_messages=min(BATCH, until - work.count), expires_s=1.0
+                )
                 for part in batch.parts:
                     for offset in part.offsets:
                         work.add(part.topic_partition.partition, offset)

@@ -166,7 +166,7 @@ def marshal_batches(bootstrap: str, topic: str, count: int, delivery: str, last_
     ):
         seen = 0
         while seen < count:
-            batch = consumer.fetch(min(BATCH, count - seen), expires_s=1.0)
+            batch = consumer.fetch(min(BATCH, count - seen), min_messages=min(BATCH, count - seen), expires_s=1.0)
             for part in batch.parts:
                 values = part.values
                 seen += len(values)
@@ -241,7 +241,7 @@ def marshal_asyncio(bootstrap: str, topic: str, count: int, single: bool) -> Bat
     messages = aiter(consumer)
 
     async def many() -> list[Any]:
-        batch = await consumer.fetch(min(BATCH, count - seen), expires_s=1.0)
+        batch = await consumer.fetch(min(BATCH, count - seen), min_messages=min(BATCH, count - seen), expires_s=1.0)
         values = [value for part in batch.parts for value in part.values]
         batch.ack()
         return values

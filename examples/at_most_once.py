@@ -19,7 +19,7 @@ def main(servers: str, topic: str) -> None:
         marshal.consumer("mailer", [topic], delivery="at_most_once", start="earliest") as consumer,
         marshal_py.stop_on_signals(consumer),
     ):
-        while not consumer.stopping:
+        while True:  # until a signal
             batch = consumer.fetch(100, expires_s=0.5)
             for part in batch.parts:
                 for mail in part.values:

@@ -251,8 +251,7 @@ class ReentrantCall(CallerError):
     """A method was called inside another call of the same thread or task, and would have to wait for that call.
 
     This happens in a signal handler, a callback, a logging handler or a `__del__`, and if the handler or the loop of a
-    `consume` waits for its end. `Consumer.request_stop` may be called anywhere. `way_out`: what to call instead; by
-    default the advice for signal handlers and callbacks.
+    `consume` waits for its end. `way_out`: what to call instead; by default the advice for signal handlers.
     """
 
     verb: str
@@ -264,7 +263,7 @@ class ReentrantCall(CallerError):
             return f"{self.verb}() was called inside {self.inside} and would wait for it: {self.way_out}"
         return (
             f"{self.verb}() was called inside {self.inside} (by a signal handler, a callback, a logging handler or a "
-            f"__del__) and would wait for it: call request_stop() there, or set a flag and call {self.verb}() after "
+            f"__del__) and would wait for it: use stop_on_signals(), or set a flag and call {self.verb}() after "
             f"{self.inside} has returned"
         )
 

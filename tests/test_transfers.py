@@ -213,7 +213,7 @@ def test_the_program_transfers_with_a_real_consumer(tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in ("from.db", "to.db")]
     with cluster.connect() as marshal, joined(marshal, group, [topic], max_acks_pending=1) as consumer:
         last = LastStore(paths[1])
-        last.over = consumer.request_stop
+        last.over = consumer._ending.request_stop
         run(consumer, [Store(paths[0]), last])
         assert positions(consumer) == {0: 2}
     settle(paths, claimed(topic, b"\xff"))

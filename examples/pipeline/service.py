@@ -47,7 +47,7 @@ def main(servers: str, topic: str, group: str, folder: str) -> None:
         marshal.consumer(group, [topic], start="earliest", heartbeat_interval_s=1.0) as consumer,
         marshal_py.stop_on_signals(consumer),
     ):
-        while not consumer.stopping:
+        while True:  # until a signal
             batch = consumer.fetch(ROWS, expires_s=0.5)
             try:
                 if batch:

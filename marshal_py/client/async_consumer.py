@@ -10,17 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Generator,
-    Hashable,
-    Iterable,
-    Iterator,
-    Mapping,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
@@ -38,15 +28,14 @@ from marshal_py.client.receive.confirmations import Confirmations
 from marshal_py.client.receive.consuming import Handler, Reader, iterator_of
 from marshal_py.client.receive.demand import Demand
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
-from marshal_py.client.receive.membership import HAND_OVER_S, Call
-from marshal_py.client.values.info import ClaimInfo, ConsumerInfo
+from marshal_py.client.receive.membership import Call
+from marshal_py.client.values.info import ConsumerInfo
 from marshal_py.client.values.keywords import parameters_of
 from marshal_py.client.values.requests import AnyPartition, ConsumeRequest, OnError, Request, check_timeout, check_wait
 from marshal_py.client.values.retry import AfterDeadLetter, Order, Retry, Unkeyed
 from marshal_py.client.values.waits import Poll, PollAhead, Steps, T, Wait, following
 from marshal_py.errors import ConcurrentUse, EventLoopMisuse, InvalidOption, MarshalError
 from marshal_py.protocol.member.advisory import Advisory
-from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.serialization import K_co, V_co
 
 # Seconds. Other tasks of the event loop have their turn at least so often while messages are there without a wait.
@@ -100,24 +89,6 @@ class AsyncConsumer(Generic[K_co, V_co]):
 
     # --- life
 
-    @property
-    def group(self) -> str:
-        return self._consumer.group
-
-    @property
-    def client_id(self) -> str:
-        return self._consumer.client_id
-
-    @property
-    def closed(self) -> bool:
-        """Tells whether the consumer has ended, by itself or because the user stopped it."""
-        return self._consumer.closed
-
-    @property
-    def stopping(self) -> bool:
-        """Tells whether a loop around `fetch` ends, as `Consumer.stopping` does."""
-        return self._consumer.stopping
-
     def __repr__(self) -> str:
         return f"Async{self._consumer!r}"
 
@@ -158,13 +129,6 @@ class AsyncConsumer(Generic[K_co, V_co]):
             if not await running.finish(self._ending.drain_left_s()):
                 await self._finish_drain()
 
-    def request_stop(self, hand_over_s: float = HAND_OVER_S) -> None:
-        """Makes iterations and waiting fetches end soon, as `Consumer.request_stop` does. Signal handlers may call it.
-
-        A waiting call ends within a quarter of a second after `hand_over_s`.
-        """
-        self._consumer.request_stop(hand_over_s)
-
     async def _finish_drain(self) -> None:
         await self._complete(self._ending.finish_drain())
         await self._close()
@@ -177,7 +141,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
     # --- fetching
 
     # Each of these verbs is that of Consumer, called for this object: it checks what is asked for, fills in defaults
-    # and calls `_call`, `_first`, `_each` or `_consume`, which wait here without blocking the event loop.
+    # and calls `_call`, `_first` or `_consume`, which wait here without blocking the event loop.
 
     @parameters_of(Consumer.fetch)
     async def fetch(self, *arguments: Any, **named: Any) -> Batch[K_co, V_co]:
@@ -221,16 +185,6 @@ class AsyncConsumer(Generic[K_co, V_co]):
         time, call `next(expires_s)`.
         """
         return iterator_of(partial(self._messages, self._consumer._receiving.demand()))
-
-    @parameters_of(Consumer.fetch_each)
-    def fetch_each(self, *arguments: Any, **named: Any) -> AsyncIterator[Message[K_co, V_co]]:
-        """Delivers the messages of a `fetch` one by one, for `async for`, as `Consumer.fetch_each` does."""
-        fetch_each: Any = Consumer.fetch_each
-        messages: AsyncIterator[Message[K_co, V_co]] = fetch_each(self, *arguments, **named)
-        return messages
-
-    def _each(self, request: Request) -> AsyncIterator[Message[K_co, V_co]]:
-        return iterator_of(partial(self._messages, self._consumer._receiving.limited(request)))
 
     @parameters_of(Consumer[Any, Any].consume)
     def consume(self, *arguments: Any, **named: Any) -> AsyncConsumeContext[K_co, V_co]:
@@ -286,7 +240,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         if timeout_s is not None:
             check_timeout(timeout_s)
         settings = check_settings(
-            consumer.group,
+            consumer._receiving.driver.member.name,
             consumer._queue.options,
             workers,
             order,
@@ -427,13 +381,9 @@ class AsyncConsumer(Generic[K_co, V_co]):
         """Tells whether this consumer works, as `Consumer.healthy` does. It is not awaited."""
         return self._consumer.healthy(max_silence_s)
 
-    def complete(self, handle: bytes, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
-        """Acks the message whose `Message.handle` this is, as `Consumer.complete` does.
-
-        With `wait` it blocks, so it raises EventLoopMisuse on the event loop's thread: await
-        `double_ack(consumer.message(handle))` there.
-        """
-        return self._consumer.complete(handle, wait, timeout_s)
+    def complete(self, handle: bytes) -> bool:
+        """Acks the message whose `Message.handle` this is, as `Consumer.complete` does."""
+        return self._consumer.complete(handle)
 
     def message(self, handle: bytes) -> Message[K_co, V_co]:
         """Returns the message whose handle this is, as `Consumer.message` does."""
@@ -457,10 +407,6 @@ class AsyncConsumer(Generic[K_co, V_co]):
 
     # --- looking
 
-    def claims(self) -> Mapping[TopicPartition, ClaimInfo]:
-        """Returns the claims of this consumer according to what it has read of the log, as `Consumer.claims` does."""
-        return self._consumer.claims()
-
     def cached_info(self) -> ConsumerInfo:
         """Returns the state of this consumer as it knows it, without asking the cluster."""
         return self._consumer.cached_info()
@@ -480,12 +426,11 @@ class AsyncConsumer(Generic[K_co, V_co]):
 def _confirm(thread: int, confirmations: Confirmations, ack: Ack, timeout_s: float) -> None:
     """Acks and waits for the log, in any thread but `thread`, the event loop's: there nothing is acked.
 
-    Called by `ack(wait=True)` and `double_ack`.
+    Called by `double_ack` of a message, a part or a batch.
     """
     if threading.get_ident() == thread:
         raise EventLoopMisuse(
-            "double_ack",
-            "of a message (or ack with wait=True) would block the event loop: await consumer.double_ack(message)",
+            "double_ack", "of a message would block the event loop: await consumer.double_ack(message)"
         )
     confirmations.wait(ack, timeout_s)
 

@@ -7,7 +7,7 @@ else shut. A grant is the log's permission to deliver a range of offsets, in at-
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final, Generic, TypeVar
 
@@ -16,7 +16,6 @@ from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.driver.standing import fenced
-from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked
 from marshal_py.client.messages.handles import Handles
 from marshal_py.client.messages.message import Batch, Message
 from marshal_py.client.process.process import Process
@@ -101,26 +100,28 @@ class Consumer(Membership, Generic[K_co, V_co]):
         *,
         max_bytes: int | None = None,
         expires_s: float = FETCH_EXPIRES_S,
-        min_messages: int | None = None,
+        min_messages: int = 1,
         idle_heartbeat_s: float | None = None,
     ) -> Batch[K_co, V_co]:
-        """Waits for messages and returns at most `max_messages` of them, an even share of each partition; may be empty.
+        """Waits for a message, and returns all that are there: at most `max_messages`, an even share of each partition.
+
+        It does not wait for the full count, as the first message of a slow topic would wait for the last one; iterate
+        over what it returns to receive messages as they arrive. With `min_messages` it waits for so many, or for
+        `max_bytes`, at most `expires_s` seconds (0: it takes what is there now; infinity: it never expires). Then the
+        result may be empty. It returns sooner when a bound keeps more messages from coming: `max_acks_pending`,
+        `prefetch_bytes`, or in at-most-once mode the grants (two per partition, about a second's work in all). The
+        lease is checked once, when the batch is delivered.
 
         The default of `max_messages` is 1,000, or any number if `max_bytes` is given; with both, the limit that is
         reached first counts. `max_bytes` bounds the sum of keys, values, headers and topics, but one message always
         fits.
 
-        The call returns when `min_messages` messages (default: the full count) or `max_bytes` are there, after
-        `expires_s` seconds (0: with what is there now; infinity: it never expires), or when a bound keeps more messages
-        from coming: `max_acks_pending`, `prefetch_bytes`, or in at-most-once mode the grants (two per
-        partition, about a second's work in all). With `min_messages=1` it returns as soon as there is a message, with
-        all that are there. The lease is checked once, when the batch is delivered.
-
         `idle_heartbeat_s` (0.5 to 30, at most half of `expires_s`): how often to ask the cluster for a sign of life
         while no message comes. When two in a row are missing, the event `heartbeat_missed` comes, and the wait
         continues. By default half of `expires_s`, at most 30, if `expires_s` is above 30; else nobody asks.
 
-        Raises ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption, and the error that ended the consumer.
+        Raises ConsumerClosed, also after a signal (`stop_on_signals`); ConcurrentUse, ReentrantCall, InvalidOption, and
+        the error that ended the consumer.
         """
         request = requests.check_fetch(max_messages, max_bytes, expires_s, min_messages, idle_heartbeat_s)
         return self._call(Call("fetch"), request)
@@ -154,7 +155,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
 
         `idle_heartbeat_s` and the errors are those of `fetch`.
         """
-        return self._first(requests.check_fetch(1, None, expires_s, None, idle_heartbeat_s))
+        return self._first(requests.check_fetch(1, None, expires_s, 1, idle_heartbeat_s))
 
     def _first(self, request: Request) -> Message[K_co, V_co] | None:
         return next(iter(self._call(Call("next"), request)), None)
@@ -166,25 +167,6 @@ class Consumer(Membership, Generic[K_co, V_co]):
         """
         # Chained in C: a generator that delegates to others would be entered once more per message.
         return chain.from_iterable(self._runs(self._receiving.demand()))
-
-    def fetch_each(
-        self,
-        max_messages: int | None = None,
-        *,
-        max_bytes: int | None = None,
-        expires_s: float = FETCH_EXPIRES_S,
-        idle_heartbeat_s: float | None = None,
-    ) -> Iterator[Message[K_co, V_co]]:
-        """Delivers the messages of a `fetch` one by one, each as soon as it comes.
-
-        The iteration ends by count, by bytes or by expiry; messages that are there at the expiry are delivered first.
-        The lease is checked before each message, and leaving the loop early loses none. The arguments and errors are
-        those of `fetch`; time counts from this call.
-        """
-        return self._each(requests.check_fetch(max_messages, max_bytes, expires_s, None, idle_heartbeat_s))
-
-    def _each(self, request: Request) -> Iterator[Message[K_co, V_co]]:
-        return chain.from_iterable(self._runs(self._receiving.limited(request)))
 
     def consume(
         self,
@@ -275,7 +257,16 @@ class Consumer(Membership, Generic[K_co, V_co]):
         """
         check_plain("handler", handler, AWAIT_IT)
         settings = check_settings(
-            self.group, self._queue.options, workers, order, key, unkeyed, retry, retry_on, after_dead_letter, window
+            self._member.name,
+            self._queue.options,
+            workers,
+            order,
+            key,
+            unkeyed,
+            retry,
+            retry_on,
+            after_dead_letter,
+            window,
         )
         processing = Processing[K_co, V_co](self._receiving, settings)
         process = Process(self._context, processing, handler, self.consume)
@@ -286,7 +277,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         self, request: requests.ConsumeRequest, on_error: OnError | None, make: Callable[[ConsumeDemand, OnError], C]
     ) -> C:
         """Returns the consume that `make` makes, which is this consumer's from now on."""
-        on_error = requests.check_on_error(on_error, self._queue.at_most_once, self.group)
+        on_error = requests.check_on_error(on_error, self._queue.at_most_once, self._member.name)
         call = Call("consume")
         try:
             self._enter(call)
@@ -348,7 +339,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         requests.check_timeout(max_silence_s, option="max_silence_s")
         self._context.check_call("Consumer", "healthy")
         with self._context.lock:
-            lives = self._member.session != NONE and not self.closed and not self._driver.ended
+            lives = self._member.session != NONE and not self._ending.over
             silent_ms = self._context.clock.now().mono_ms - self._queue.asked_ms
             return (
                 lives
@@ -358,25 +349,15 @@ class Consumer(Membership, Generic[K_co, V_co]):
 
     # --- answers from elsewhere
 
-    def complete(self, handle: bytes, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
+    def complete(self, handle: bytes) -> bool:
         """Acks the message whose `Message.handle` this is. Any thread may call it, in the process of this consumer.
 
-        The result and `wait` are those of `Message.ack`; a second call changes nothing. Raises HandleUnknown for a
-        handle that another consumer has made, UsedAfterFork, ReentrantCall; with `wait` ClaimLost, AckNotConfirmed.
+        The result is that of `Message.ack`; a second call changes nothing. `message(handle).double_ack()` waits for the
+        log. Raises HandleUnknown for a handle that another consumer has made, UsedAfterFork, ReentrantCall.
         """
-        self._context.check_call("Consumer", "complete", waits=wait)
-        requests.check_ack_wait(wait)
-        requests.check_timeout(timeout_s)
-        delivery = self._queue.delivery
-
-        def ack() -> Sequence[Acked]:
-            with self._context.lock:
-                return self._handles.complete(handle, delivery)
-
-        if wait:
-            delivery.confirm(ack, timeout_s)
-            return True
-        return not any(acked.late for acked in ack())
+        self._context.check_call("Consumer", "complete")
+        with self._context.lock:
+            return self._handles.complete(handle, self._queue.delivery)
 
     def message(self, handle: bytes) -> Message[K_co, V_co]:
         """Returns the message whose handle this is, to answer by `nak`, `term` or `in_progress`.

@@ -124,6 +124,10 @@ class Planner(Membership):
         self.ranges: RangePlanner = RangePlanner(self)
         self._batch: ClaimedBatch | None = None
 
+    @property
+    def group(self) -> str:
+        return self._member.name
+
     def _confirm(self, ack: Callable[[], list[Acked]]) -> None:
         """Calls `ack`, and returns once the log has accepted the positions."""
         self._pass("flush")
@@ -151,7 +155,7 @@ class Planner(Membership):
         if self._batch is not None and self._batch.open:
             raise BatchRefused(f"the last batch of {self._batch.offsets} offsets")
         deadline = None if wait_s is None else self._context.monotonic() + wait_s
-        while not self.stopping:
+        while not self._ending.stopping:
             try:
                 taken = self.ranges.take(self.ranges.plan(rows_max, up_to))
             except ClusterUnreachable as error:
@@ -167,7 +171,7 @@ class Planner(Membership):
                 break
             with self._context.outbox, self._context.lock:
                 self._context.changed.wait(left_s)
-        if self.closed:
+        if self._ending.over:
             self._ending.raise_if_ended()
         return ClaimedBatch(self, ())
 
@@ -184,6 +188,11 @@ class RangePlanner:
         self._repeats = Repeats()
         stable = planner.connection.get("isolation.level", "read_committed")
         self._committed_ends = stable == "read_committed"
+
+    @property
+    def stopping(self) -> bool:
+        """Tells whether the consumer has ended, is draining, or was asked to stop."""
+        return self._ending.stopping
 
     @property
     def at_most_once(self) -> bool:
@@ -220,7 +229,7 @@ class RangePlanner:
                 if self._ranges.settled():
                     return True
                 left_s = deadline - self._context.monotonic()
-                if left_s <= 0 or self._planner.stopping:
+                if left_s <= 0 or self.stopping:
                     return False
                 seen = self._context.changes
             yield Change(min(WAIT_SLICE_S, left_s), seen)

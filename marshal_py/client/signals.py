@@ -1,7 +1,7 @@
 """Stops consumers by signals. The handlers also call the handlers that were there before, and can be removed again.
 
 A library installs no handler unasked; a program asks with `stop_on_signals`. A handler may run between any two
-instructions of the main thread, so it only calls `Consumer.request_stop`, which takes no lock.
+instructions of the main thread, so it only calls `Ending.request_stop`, which takes no lock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from marshal_py.client.async_consumer import AsyncConsumer
 from marshal_py.client.consumer import Consumer
-from marshal_py.errors import InvalidOption
+from marshal_py.errors import ConsumerClosed, InvalidOption
 
 Handler = Callable[[int, FrameType | None], object] | int
 AnyConsumer = Consumer[Any, Any] | AsyncConsumer[Any, Any]
@@ -50,8 +50,10 @@ class SignalHandlers:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    ) -> bool:
+        """Ends a ConsumerClosed that `fetch` or `next` has raised because a signal came."""
         self.restore()
+        return isinstance(error, ConsumerClosed) and any(one._ending.asked for one in self._consumers)
 
     def restore(self) -> None:
         """Puts the former handlers back, from the main thread. A second call does nothing.
@@ -76,7 +78,7 @@ class SignalHandlers:
         again = number in self._seen
         self._seen.add(number)
         for consumer in self._consumers:
-            consumer.request_stop()
+            consumer._ending.request_stop()
         former = self._former[number]
         if callable(former) and former is not signal.default_int_handler:
             former(number, frame)
@@ -101,20 +103,24 @@ def _check_thread() -> None:
             "stop_on_signals",
             thread.name,
             "call it from the main thread, the only one that Python "
-            "lets install handlers; in another one call request_stop()",
+            "lets install handlers; in another one call stop() or drain() of the consumer",
         )
 
 
 def stop_on_signals(
     *consumers: AnyConsumer, signals: Sequence[int] = (signal.SIGTERM, signal.SIGINT)
 ) -> SignalHandlers:
-    """Ends the iteration of these consumers when a signal comes; the program then leaves its `with` block as usual.
+    """Ends what these consumers receive when a signal comes; the program then leaves its `with` block as usual.
 
         with marshal.consumer("billing", ["orders"]) as consumer, stop_on_signals(consumer):
 
-    Messages still come for at most a second while other members take over (`Consumer.request_stop`). The call installs
-    the handlers. The end of the `with` block, or `restore()`, removes them; after a plain call without either they
-    stay, and do nothing of their own once the consumers have stopped.
+    An iteration ends. A `fetch` or `next` that waits returns what it has; the following one raises ConsumerClosed,
+    which ends a `while True` around it, and goes no further than the `with` block.
+
+    If other members take over, messages still come until these members have fetched ahead, for at most a second, so
+    that no partition stands still (A6). The call installs the handlers. The end of the `with` block, or `restore()`,
+    removes them; after a plain call without either they stay, and do nothing of their own once the consumers have
+    stopped.
 
     A handler that the program or its framework had installed (uvicorn, asyncio) is called each time, after the
     consumers were asked to stop. Python's own handlers are not: the first signal only ends the iteration; a second one

@@ -190,8 +190,8 @@ class LocalCluster(ABC):
         context, member = plain._context, plain._driver.member
         assert isinstance(plain._driver.queue, DeliveryQueue)
         if plain._driver.queue.at_most_once:
-            raise InvalidOption("consumer", plain.group, "in at-least-once mode: otherwise nothing comes again")
-        lost = set(plain.claims())
+            raise InvalidOption("consumer", member.name, "in at-least-once mode: otherwise nothing comes again")
+        lost = set(plain.cached_info().claims)
         with context.outbox, context.lock:
             member.urgent = True  # a heartbeat tells what was delivered, too, so that the counts are exact
             plain._driver.kick()

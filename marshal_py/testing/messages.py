@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, NamedTuple, cast
 
 from msgspec import structs
 
-from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Ack, Acked, Delivered, DeliveryContext
+from marshal_py.client.messages.acks import Ack, Acked, Delivered, DeliveryContext
 from marshal_py.client.messages.answers import Answers
 from marshal_py.client.messages.handles import Handles
 from marshal_py.client.messages.message import Batch, Message, Part
@@ -70,10 +70,9 @@ class RecordedMessage(Message[K_co, V_co], frozen=True, kw_only=True, gc=True):
         with self._delivered.context.lock:
             self._delivered.claim.seal(ClaimPhase.GONE)
 
-    def ack(self, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
-        if not wait:
-            self.answers.append(Answer("ack"))
-        return super().ack(wait, timeout_s)
+    def ack(self) -> bool:
+        self.answers.append(Answer("ack"))
+        return super().ack()
 
 
 class RecordedDelivery(Delivered):

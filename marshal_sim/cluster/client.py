@@ -64,7 +64,6 @@ TRUNCATE_INTERVALS: Final = 4  # between two deletions: short, so that readers f
 KEPT_INTERVALS: Final = 2  # how long history is kept, at least: short, too
 EVERY_RECORDS_LEAST: Final = 32  # records between two snapshots, at least
 EVERY_RECORDS_MOST: Final = 256
-HAND_OVER_S: Final = 1.0  # how long the client lets a stop wait for hand-overs (A6)
 
 
 class Client(Process):
@@ -394,7 +393,7 @@ class Client(Process):
         """Plays the user, who announces that the consumer will be stopped soon (A6)."""
         self.stops = True
         if self.driver is not None:
-            self.ending.request_stop(HAND_OVER_S)
+            self.ending.request_stop()
             self.ending.must_stop()  # as the loop around `fetch` asks
             self.ran()
 

@@ -89,14 +89,14 @@ class User:
     def _receive(self) -> None:
         """Begins the next call. In `iterate` and `consume` there is one, until it ends."""
         ending, interval_s = self._ending, self._options.interval_ms / 1000
-        if ending.over or ending.draining or ending.must_stop():  # as `while not consumer.stopping` does
+        if ending.over or ending.draining or ending.must_stop():  # as a loop around `fetch` does
             self._end(None)
             return
         self._ask_again()
         receiving = self._receiving
         if self.way == "fetch":
             receiving.queue.begin()
-            request = check_fetch(self._batch, None, interval_s, 1 if self._some else None, None)
+            request = check_fetch(self._batch, None, interval_s, 1 if self._some else self._batch, None)
             self.front.begin(receiving.fetch(request), self._fetched)
             return
         demand = receiving.demand()

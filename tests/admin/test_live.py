@@ -88,7 +88,7 @@ class Worker:
 
     def stop(self) -> None:
         if self.consumer is not None:
-            self.consumer.request_stop()
+            self.consumer._ending.request_stop()
         self.thread.join(DEADLINE_S)
 
 

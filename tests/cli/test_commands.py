@@ -152,7 +152,7 @@ def test_produce_writes_keys_and_headers_to_a_partition(shell: Shell) -> None:
         connect({"bootstrap.servers": shell.servers, "log_level": 0}) as marshal,
         marshal.consumer("reader", ["empty"], start="earliest") as consumer,
     ):
-        got = list(consumer.fetch(3))
+        got = list(consumer.fetch(3, min_messages=3))
     assert [(message.key, message.value, message.partition) for message in got] == [
         (b"k", b"v:w", 1),
         (b"", b"", 1),
@@ -174,7 +174,7 @@ def test_produce_makes_keys_of_tokens(shell: Shell) -> None:
         connect({"bootstrap.servers": shell.servers, "log_level": 0}) as marshal,
         marshal.consumer("reader of tokens", ["tokens"], start="earliest") as consumer,
     ):
-        got = {message.value: message.key for message in consumer.fetch(4)}
+        got = {message.value: message.key for message in consumer.fetch(4, min_messages=4)}
     assert got == {b"1": b"42.eu", b"2": b"42.eu", b"3": b"us", b"4": b"42.eu"}
 
 
@@ -319,7 +319,7 @@ def test_a_dry_run_names_the_change_and_the_groups(monkeypatch: pytest.MonkeyPat
         cluster.create_topic("orders", 3)
         assert memory.json("topics", "rm", "orders", "--dry-run")["groups"] == [], "nobody has ever consumed here"
         consumer = cluster.connect().consumer("billing", ["orders"], start="earliest")
-        cluster.run_until(lambda: len(consumer.claims()) == 3)
+        cluster.run_until(lambda: len(consumer.cached_info().claims) == 3)
         grown = memory.json(
             "topics", "update", "orders", "--partitions", "5", "--config", "retention.ms=9", "--dry-run"
         )

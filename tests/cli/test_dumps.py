@@ -68,12 +68,12 @@ def test_a_dump_becomes_a_topic_of_the_same_records(shell: Shell, billing: str, 
         connect({"bootstrap.servers": shell.servers, "log_level": 0}, coordination_topic="__copy") as marshal,
         marshal.consumer(billing, ["orders"]) as consumer,
     ):
-        wait_until(lambda: len(consumer.claims()) == 4, "all claims")
+        wait_until(lambda: len(consumer.cached_info().claims) == 4, "all claims")
         stood = {
             number: Shell("").json("explain", billing, f"orders:{number}", "--dump", str(dumped))["position"]
             for number in range(4)
         }
-        assert {tp.partition: claim.position for tp, claim in consumer.claims().items()} == stood
+        assert {tp.partition: claim.position for tp, claim in consumer.cached_info().claims.items()} == stood
     refused = shell.run("log", "load", str(dumped), "--coordination-topic", "__copy")
     assert refused.exit_code == 1
     assert "it is not empty: partition 0 ends at offset" in refused.stderr

@@ -56,7 +56,7 @@ def test_consume_and_produce_make_the_same_messages_again(shell: Shell) -> None:
         connect({"bootstrap.servers": shell.servers, "log_level": 0}) as marshal,
         marshal.consumer("checker", ["copy"], start="earliest") as consumer,
     ):
-        got = [(m.key, m.value, m.headers) for m in consumer.fetch(len(MESSAGES))]
+        got = [(m.key, m.value, m.headers) for m in consumer.fetch(len(MESSAGES), min_messages=len(MESSAGES))]
     assert got == MESSAGES
 
 

@@ -30,7 +30,7 @@ def test_the_check_of_the_mirror_alarms_only_with_cause() -> None:
         ):
             handled = 0
             while handled < 5 * (PARTITIONS - 1):
-                batch = consumer.fetch(10, expires_s=0.5)
+                batch = consumer.fetch(10, min_messages=10, expires_s=0.5)
                 handled += len(batch)
                 batch.ack()
             consumer.flush()

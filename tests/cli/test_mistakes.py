@@ -73,7 +73,7 @@ def shell() -> Iterator[Shell]:
         with connect({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0}) as marshal:
             for name in ("billing", "shipping"):
                 with marshal.consumer(name, ["orders"], start="earliest") as consumer:
-                    for message in consumer.fetch(3):
+                    for message in consumer.fetch(3, min_messages=3):
                         message.ack()
         yield shell
 

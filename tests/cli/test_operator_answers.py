@@ -40,7 +40,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 def test_a_move_and_a_question_about_a_deleted_group_say_that_it_is_deleted(desk: Desk) -> None:
     cluster = desk.cluster
     consumer = cluster.connect("one").consumer(GROUP, [TOPIC])
-    cluster.run_until(lambda: len(consumer.claims()) == PARTITIONS)
+    cluster.run_until(lambda: len(consumer.cached_info().claims) == PARTITIONS)
     cluster._run(consumer.stop)
     cluster._run(lambda: cluster.group(GROUP).delete())
     for command in (
@@ -73,12 +73,12 @@ def test_changes_of_members_say_what_they_change(desk: Desk) -> None:
 def test_a_shift_beyond_the_end_is_refused_before_the_group_is_paused(desk: Desk) -> None:
     cluster = desk.cluster
     consumer = cluster.connect("one").consumer(GROUP, [TOPIC])
-    cluster.run_until(lambda: len(consumer.claims()) == PARTITIONS)
+    cluster.run_until(lambda: len(consumer.cached_info().claims) == PARTITIONS)
     refused = desk.run("set-position", GROUP, TOPIC, "--shift-by", "999999", "--yes")
     assert refused.exit_code != 0
     assert "has no position 999999" in refused.stderr
     assert "paused" not in refused.output
-    assert len(consumer.claims()) == PARTITIONS
+    assert len(consumer.cached_info().claims) == PARTITIONS
     with look(cluster) as observer:
         assert not [one for one in observer.advisories(GROUP) if one is not None and one.kind == "paused"]
 

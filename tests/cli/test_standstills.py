@@ -51,7 +51,7 @@ def _consumer(cluster: MemoryCluster, name: str = "one", **given: Any) -> Consum
 
 def _owner(cluster: MemoryCluster, **given: Any) -> Consumer:
     consumer = _consumer(cluster, **given)
-    cluster.run_until(lambda: len(consumer.claims()) > 0)
+    cluster.run_until(lambda: len(consumer.cached_info().claims) > 0)
     return consumer
 
 
@@ -87,7 +87,7 @@ def opaque(cluster: MemoryCluster) -> Iterator[Scene]:
     root = marshals_of(cluster.bootstrap_servers)[0].root
     future = wire.record(GROUP, 3, 0, incarnation=root.incarnation, record_version=2)
     cluster.broker.produce("__marshal", route(GROUP, root.partitions), future)
-    cluster.run_until(lambda: consumer.closed)
+    cluster.run_until(lambda: consumer.cached_info().closed)
     with pytest.raises(GroupOpaque):
         consumer.fetch(1)
     yield Scene(cluster, None)
@@ -111,7 +111,7 @@ def unowned(cluster: MemoryCluster) -> Iterator[Scene]:
     assert message is not None
     message.ack()
     cluster.advance(40)
-    assert not consumer.claims()
+    assert not consumer.cached_info().claims
     yield Scene(cluster, consumer)
 
 
@@ -155,8 +155,8 @@ def unlisted(cluster: MemoryCluster) -> Iterator[Scene]:
 @contextmanager
 def parked(cluster: MemoryCluster) -> Iterator[Scene]:
     consumer = _owner(cluster)
-    cluster.run_until(lambda: len(consumer.claims()) == 2)
-    for tp in list(consumer.claims()):
+    cluster.run_until(lambda: len(consumer.cached_info().claims) == 2)
+    for tp in list(consumer.cached_info().claims):
         consumer._driver.park(tp, "PartitionUnreadable", "the right to read the topic is missing")
     cluster.run_until(lambda: consumer._driver.member.group is not None and len(consumer._driver.parked()) == 2)
     cluster.advance(5)
@@ -176,7 +176,7 @@ def not_read(cluster: MemoryCluster) -> Iterator[Scene]:
     _close(cluster, _owner(cluster))
     cluster.create_topic("mails", 1)
     consumer: Consumer = cluster.connect("two").consumer(GROUP, ["mails"], start="earliest")
-    cluster.run_until(lambda: len(consumer.claims()) > 0)
+    cluster.run_until(lambda: len(consumer.cached_info().claims) > 0)
     yield Scene(cluster, consumer)
 
 
@@ -300,7 +300,7 @@ def test_a_loop_that_hangs_is_told_of_all_the_partitions_that_it_blocks(
         for number in range(2 * BACKLOG):
             cluster.produce(TOPIC, b"%d" % number, partition=number % 2)
         consumer = _owner(cluster, handler_timeout_s=60)
-        cluster.run_until(lambda: len(consumer.claims()) == 2)
+        cluster.run_until(lambda: len(consumer.cached_info().claims) == 2)
         message = consumer.next(5)
         assert message is not None
         cluster.advance(75 if timed_out else 15)
@@ -320,7 +320,7 @@ def test_a_message_that_has_just_come_is_not_said_to_wait(view: str, monkeypatch
     with MemoryCluster() as cluster:
         cluster.create_topic(TOPIC, 2)
         consumer = _owner(cluster)
-        cluster.run_until(lambda: len(consumer.claims()) == 2)
+        cluster.run_until(lambda: len(consumer.cached_info().claims) == 2)
         cluster.advance(60)
         cluster.produce(TOPIC, b"new", partition=0)
         assert said(Scene(cluster, consumer), view, monkeypatch) == ""
@@ -369,7 +369,7 @@ def test_where_all_is_well_no_view_says_otherwise(view: str, monkeypatch: pytest
     with MemoryCluster() as cluster:
         cluster.create_topic(TOPIC, 2)
         consumer = _owner(cluster)
-        cluster.run_until(lambda: len(consumer.claims()) == 2)
+        cluster.run_until(lambda: len(consumer.cached_info().claims) == 2)
         cluster.advance(5)
         found = said(Scene(cluster, consumer), view, monkeypatch)
         assert found == "" or (view == "advisories" and "unserved" not in found), found

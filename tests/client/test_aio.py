@@ -136,9 +136,9 @@ def test_a_consumer_with_await(cluster: TestCluster, delivery: str) -> None:
                     if len(seen) == 60:
                         await consumer.drain()
                 assert sorted(seen) == [(partition, offset) for partition in (0, 1) for offset in range(30)]
-                assert consumer.closed
+                assert consumer.cached_info().closed
             again = await marshal.consumer(group, [topic], delivery=delivery, **OPTIONS)
-            await turn_until(lambda: len(again.claims()) == 2, "it owns both")
+            await turn_until(lambda: len(again.cached_info().claims) == 2, "it owns both")
             assert await again.next(0.0) is None, "nothing comes twice"
             info = await again.info()
             assert info.lag == 0
@@ -157,7 +157,7 @@ def test_a_consumer_with_await(cluster: TestCluster, delivery: str) -> None:
                 await again.seek((topic, 0), 29)
                 assert await collect(again, 2) == [(0, 29), (0, 30)]
             await again.stop()
-            assert again.closed
+            assert again.cached_info().closed
             with pytest.raises(ConsumerClosed):
                 await again.fetch(1)
             assert marshal.metrics().client_id == marshal.client_id
@@ -194,14 +194,14 @@ def test_an_expired_fetch_returns_what_is_there(cluster: TestCluster) -> None:
 
     async def main() -> None:
         async with aio.connect(cluster.target) as marshal, marshal.consumer("g", [topic], **OPTIONS) as consumer:
-            await turn_until(lambda: len(consumer.claims()) == 1, "claimed")
+            await turn_until(lambda: len(consumer.cached_info().claims) == 1, "claimed")
             got = 0
             while got < 3:
-                got += len(await consumer.fetch(10, expires_s=0.05))
+                got += len(await consumer.fetch(10, min_messages=10, expires_s=0.05))
             assert await consumer.next(0.05) is None
             assert not await consumer.fetch(10, expires_s=0)
             with pytest.raises(InvalidOption):
-                await consumer.fetch(0)
+                await consumer.fetch(0, min_messages=0)
 
     run(main())
 
@@ -217,13 +217,13 @@ def test_a_confirmed_ack_is_awaited(cluster: TestCluster) -> None:
             assert one is not None
             assert await consumer.double_ack(one)
             assert consumer._consumer._member.group is not None
-            batch = await consumer.fetch(2, expires_s=DEADLINE_S)
+            batch = await consumer.fetch(2, min_messages=2, expires_s=DEADLINE_S)
             assert await consumer.double_ack(batch)
-            assert [c.position for c in consumer.claims().values()] == [3]
+            assert [c.position for c in consumer.cached_info().claims.values()] == [3]
             last = await consumer.next(DEADLINE_S)
             assert last is not None
             with pytest.raises(EventLoopMisuse, match=r"^double_ack\(\) of.*await consumer\.double_ack"):
-                last.ack(wait=True)
+                last.double_ack()
             with pytest.raises(InvalidOption, match="timeout_s"):
                 await consumer.double_ack(last, -1)
             assert await asyncio.to_thread(last.double_ack)
@@ -271,7 +271,7 @@ def test_nothing_on_the_event_loop_waits(
             async with marshal.consumer(group, [topic], **options) as consumer:
                 await collect(consumer, 300)
                 async with marshal.consumer(group, [topic], **options) as other:
-                    await turn_until(lambda: other.claims(), "the late joiner has its share")
+                    await turn_until(lambda: other.cached_info().claims, "the late joiner has its share")
                     seen = 0
                     async for message in consumer:
                         message.ack()
@@ -337,7 +337,9 @@ def test_consumers_share_one_thread_that_polls(memory: MemoryTestCluster) -> Non
     async def main() -> None:
         async with aio.connect(memory.target) as marshal:
             consumers = [await marshal.consumer(f"g{at}", [topic], **OPTIONS) for at, topic in enumerate(topics)]
-            fetches = [asyncio.create_task(consumer.fetch(3, expires_s=DEADLINE_S)) for consumer in consumers]
+            fetches = [
+                asyncio.create_task(consumer.fetch(3, min_messages=3, expires_s=DEADLINE_S)) for consumer in consumers
+            ]
             await turn_until(lambda: all(one._feed._request is not None for one in consumers), "all of them wait")
             for at, topic in enumerate(topics):
                 memory.fill(topic, 0, 3, first=10 * at)
@@ -402,9 +404,9 @@ def test_messages_of_a_cancelled_call_come_before_those_that_are_there(memory: M
             aio.connect(memory.target) as marshal,
             marshal.consumer(memory.group(), [topic], **OPTIONS) as consumer,
         ):
-            await turn_until(lambda: consumer.claims(), "claimed")
+            await turn_until(lambda: consumer.cached_info().claims, "claimed")
             feed = consumer._feed
-            fetching = asyncio.create_task(consumer.fetch(5, expires_s=DEADLINE_S))
+            fetching = asyncio.create_task(consumer.fetch(5, min_messages=5, expires_s=DEADLINE_S))
             await turn_until(lambda: feed._request is not None, "the receiver has a request")
             fetching.cancel()
             assert feed.take(5) is None
@@ -413,7 +415,7 @@ def test_messages_of_a_cancelled_call_come_before_those_that_are_there(memory: M
                 assert feed.take(5) is None
                 await asyncio.sleep(0)
             memory.fill(topic, 0, 5, first=5)
-            seen = [message.offset for message in await consumer.fetch(10, expires_s=DEADLINE_S)]
+            seen = [message.offset for message in await consumer.fetch(10, min_messages=10, expires_s=DEADLINE_S)]
             assert seen == list(range(10))
 
     run(main())
@@ -471,7 +473,7 @@ def test_a_fetch_that_is_cancelled_anywhere_loses_nothing(
             aio.connect(memory.target) as marshal,
             marshal.consumer("g", [topic], delivery=delivery, **OPTIONS) as consumer,
         ):
-            await turn_until(lambda: consumer.claims(), "claimed")
+            await turn_until(lambda: consumer.cached_info().claims, "claimed")
             sent, seen = 0, []
             for at in range(24):
                 if at % 3 == 0:  # otherwise what a cancelled call has left is there
@@ -522,7 +524,7 @@ def test_an_iteration_that_is_cancelled_anywhere_loses_nothing(
             aio.connect(memory.target) as marshal,
             marshal.consumer("g", [topic], delivery=delivery, **OPTIONS) as consumer,
         ):
-            await turn_until(lambda: len(consumer.claims()) == 2, "claimed")
+            await turn_until(lambda: len(consumer.cached_info().claims) == 2, "claimed")
             seen: list[tuple[int, int]] = []
             for at in range(24):
                 memory.fill(topic, at % 2, 5, first=5 * (at // 2))
@@ -640,7 +642,7 @@ def test_a_cancelled_handler_keeps_its_message_until_the_consumer_stops(memory: 
 
 
 def _position(consumer: aio.AsyncConsumer[Any, Any]) -> int:
-    return next((claim.position for claim in consumer.claims().values()), -1)
+    return next((claim.position for claim in consumer.cached_info().claims.values()), -1)
 
 
 # --- wrong use
@@ -663,7 +665,7 @@ def test_one_task_at_a_time(memory: MemoryTestCluster) -> None:
             assert len(await waiting) == 1
             assert not await consumer.fetch(1, expires_s=0)
             memory.fill(topic, 0, 2, first=1)
-            held = consumer.fetch_each(2, expires_s=DEADLINE_S)
+            held = aiter(consumer)
             (await anext(held)).ack()
             with pytest.raises(ConcurrentUse, match="this task began has not ended"):
                 await anext(aiter(consumer))
@@ -675,12 +677,8 @@ def test_one_task_at_a_time(memory: MemoryTestCluster) -> None:
 
 WAITING_ACKS: dict[str, Callable[[aio.AsyncConsumer[Any, Any], Any], object]] = {
     "message.double_ack": lambda consumer, batch: batch[0].double_ack(),
-    "message.ack": lambda consumer, batch: batch[0].ack(wait=True),
     "part.double_ack": lambda consumer, batch: batch.parts[0].double_ack(),
-    "part.ack": lambda consumer, batch: batch.parts[0].ack(wait=True),
     "batch.double_ack": lambda consumer, batch: batch.double_ack(),
-    "batch.ack": lambda consumer, batch: batch.ack(wait=True),
-    "complete": lambda consumer, batch: consumer.complete(batch[0].handle(), wait=True),
 }
 
 
@@ -761,14 +759,14 @@ def test_another_event_loop_can_only_close_the_marshal(memory: MemoryTestCluster
         for verb in ("wait", "drain", "stop"):
             with pytest.raises(EventLoopMisuse, match=rf"^{verb}\(\) was called in another event loop"):
                 await getattr(context, verb)()
-        assert not consumer.stopping
+        assert not consumer._ending.stopping
         assert not context.closed
         assert consumer.cached_info().in_flight == 1
         await marshal.close()
 
     marshal, consumer, message, context = run(main())
     run(elsewhere())
-    assert consumer.closed
+    assert consumer.cached_info().closed
 
 
 def test_a_stop_ends_a_waiting_fetch_and_an_iteration(memory: MemoryTestCluster) -> None:
@@ -785,11 +783,11 @@ def test_a_stop_ends_a_waiting_fetch_and_an_iteration(memory: MemoryTestCluster)
             iterating = asyncio.create_task(iterate())
             await turn_until(lambda: all(c._consumer._user is not None for c in (one, other)), "both wait")
             await one.stop()
-            other.request_stop()
+            other._ending.request_stop()
             with pytest.raises(ConsumerClosed):
                 await waiting
             assert await iterating == 0
-            assert other.stopping
+            assert other._ending.stopping
             await other.drain()
             for closed, why in ((one, "it was stopped"), (other, "it was drained")):
                 with pytest.raises(ConsumerClosed, match=why):
@@ -813,7 +811,7 @@ def test_a_marshal_may_be_closed_before_its_blocks_end(memory: MemoryTestCluster
             with pytest.raises(ConsumerClosed):
                 await waiting
             await marshal.close()
-            assert consumer.closed
+            assert consumer.cached_info().closed
 
     run(main())
 
@@ -842,7 +840,7 @@ def test_the_callbacks_are_those_of_the_synchronous_front(memory: MemoryTestClus
         async with aio.connect(memory.target) as marshal:
             async with marshal.consumer(group, [topic], **callbacks, **OPTIONS) as consumer:
                 await turn_until(lambda: {("claimed", 0), ("claimed", 1)} <= set(told), "both are claimed")
-                batch = await consumer.fetch(2, expires_s=DEADLINE_S)
+                batch = await consumer.fetch(2, min_messages=2, expires_s=DEADLINE_S)
                 async with marshal.consumer(group, [topic], **OPTIONS):
                     await turn_until(lambda: "revoking" in [what for what, _ in told], "one must move")
                     batch.ack()
@@ -877,7 +875,7 @@ def test_a_close_that_is_cancelled_is_completed_by_a_second_one(embedded: Embedd
         consumer = await marshal.consumer("g", [topic], **OPTIONS)
         await cut(marshal.close(), at, False)
         await marshal.close()
-        assert consumer.closed
+        assert consumer.cached_info().closed
         assert marshal._plain._done
 
     run(main())
@@ -895,7 +893,7 @@ def test_a_signal_ends_the_iteration(memory: MemoryTestCluster) -> None:
                 async for message in consumer:
                     message.ack()
                     signal.raise_signal(signal.SIGTERM)
-            assert consumer.stopping
+            assert consumer._ending.stopping
 
     run(main())
     assert signal.getsignal(signal.SIGTERM) == before

@@ -53,12 +53,12 @@ async def handled(
     topic = memory.topic()
     memory.fill(topic, 0, messages)
     async with opened(memory, topic) as consumer:
-        await turn_until(lambda: consumer.claims(), "claimed")
+        await turn_until(lambda: consumer.cached_info().claims, "claimed")
         yield consumer, consumer.consume(handler, **given)
 
 
 def positions(consumer: Consumer) -> list[int]:
-    return [claim.position for claim in consumer.claims().values()]
+    return [claim.position for claim in consumer.cached_info().claims.values()]
 
 
 class Handler:
@@ -111,7 +111,7 @@ def test_a_loop_gets_everything_once_and_in_order(
             assert context.closed
             assert [message async for message in context] == []
             assert await consumer.next(0.0) is None
-            assert not consumer.closed
+            assert not consumer.cached_info().closed
 
     run(main())
 
@@ -198,7 +198,7 @@ def test_a_loop_that_was_left_does_not_keep_stop_from_ending_it(memory: MemoryTe
                 break
             assert repr(context).endswith(", open)")
             await context.stop()
-            assert repr(context) == f"AsyncConsumeContext({consumer.group!r}, closed)"
+            assert repr(context) == f"AsyncConsumeContext({consumer.cached_info().group!r}, closed)"
             assert await context.wait(0)
             assert await collect(consumer, 2) == [(0, 1), (0, 2)]
 
@@ -248,7 +248,7 @@ def test_a_drain_does_not_wait_for_a_handler_that_hangs(memory: MemoryTestCluste
             await turn_until(lambda: bool(seen), "a handler runs")
             async with asyncio.timeout(DEADLINE_S):
                 assert not await {"context": context, "consumer": consumer}[drained].drain(0.05)
-            assert consumer.closed is context.closed is (drained == "consumer")
+            assert consumer.cached_info().closed is context.closed is (drained == "consumer")
             answer.set()
             assert await context.wait(DEADLINE_S)
             assert seen == [0]
@@ -361,7 +361,7 @@ def test_the_end_of_the_consumer_ends_its_consume(memory: MemoryTestCluster, end
         handler = Handler()
         async with handled(memory, 5, handler) as (consumer, context):
             await handler.got(5)
-            ends = getattr(consumer, ending)()
+            ends = getattr(consumer._ending if ending == "request_stop" else consumer, ending)()
             if ends is not None:
                 await ends
             assert await context.wait(DEADLINE_S)
@@ -376,7 +376,7 @@ def test_the_end_of_the_consumer_ends_its_consume(memory: MemoryTestCluster, end
 def test_a_deleted_group_ends_the_consume(memory: MemoryTestCluster) -> None:
     async def main() -> None:
         async with handled(memory, 0, Handler()) as (consumer, context):
-            delete(memory, consumer.group)
+            delete(memory, consumer.cached_info().group)
             with pytest.raises(GroupDeleted):
                 await context.wait(DEADLINE_S)
             assert isinstance(context.error, GroupDeleted)
@@ -465,7 +465,7 @@ def test_a_loop_that_is_cancelled_anywhere_loses_nothing(
     async def main() -> None:
         nonlocal cuts
         async with opened(memory, topic, delivery=delivery) as consumer:
-            await turn_until(lambda: consumer.claims(), "claimed")
+            await turn_until(lambda: consumer.cached_info().claims, "claimed")
             context, seen = consumer.consume(**given), []
             for at in range(20):
                 memory.fill(topic, 0, 5, first=5 * at)
@@ -563,7 +563,7 @@ def test_one_consume_and_one_loop_at_a_time(memory: MemoryTestCluster) -> None:
 
     async def main() -> None:
         async with opened(memory, topic) as consumer:
-            await turn_until(lambda: consumer.claims(), "claimed")
+            await turn_until(lambda: consumer.cached_info().claims, "claimed")
             context = consumer.consume()
             for verb in (consumer.fetch, consumer.next, consumer.__aiter__().__anext__):  # type: ignore[attr-defined]
                 with pytest.raises(ConcurrentUse):

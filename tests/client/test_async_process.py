@@ -62,7 +62,7 @@ def test_a_hundred_tasks_at_once_and_each_key_in_order(memory: MemoryTestCluster
                 assert work.stats().retried == sum(offset % 7 == 0 for offset in range(300)) * 2
                 assert await work.drain()
                 assert work.closed
-            assert sorted(claim.position for claim in consumer.claims().values()) == [300, 300]
+            assert sorted(claim.position for claim in consumer.cached_info().claims.values()) == [300, 300]
 
     asyncio.run(main())
     assert most == 100
@@ -139,7 +139,7 @@ def test_a_stop_waits_for_handlers_and_cancels_none(memory: MemoryTestCluster) -
             hold.set()
             assert await work.wait(DEADLINE_S)
             assert work.stats().finished == 2
-            assert [message.offset for message in await consumer.fetch(18)] == list(range(2, 20))
+            assert [message.offset for message in await consumer.fetch(18, min_messages=18)] == list(range(2, 20))
 
     asyncio.run(main())
 
@@ -178,7 +178,7 @@ def test_handlers_that_are_cancelled_give_their_messages_back(memory: MemoryTest
                     task.cancel()
             await until(lambda: work.closed and "closed" in repr(work), "it ends, and so does its consume")
             assert work.stats().working == 0
-            assert [message.offset for message in await consumer.fetch(4)] == [0, 1, 2, 3]
+            assert [message.offset for message in await consumer.fetch(4, min_messages=4)] == [0, 1, 2, 3]
 
     asyncio.run(main())
 

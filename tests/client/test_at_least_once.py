@@ -78,7 +78,7 @@ def test_an_ack_after_the_claim_is_lost_is_late(cluster: TestCluster) -> None:
     group = cluster.group()
     with cluster.connect() as marshal:
         consumer = joined(marshal, group, [topic])
-        batch = consumer.fetch(2, expires_s=30)
+        batch = consumer.fetch(2, min_messages=2, expires_s=30)
         first = next(iter(batch))
         consumer.stop()
         assert first.ack() is False
@@ -131,7 +131,7 @@ def test_a_handler_that_raises_ends_the_block_and_its_message_comes_again(cluste
         consumer = joined(marshal, group, [topic])
         with pytest.raises(RuntimeError, match="offset 2"):
             _fail_at(consumer, 2)
-        assert consumer.closed
+        assert consumer.cached_info().closed
         assert [record.position for record in cluster.accepted(group, ReleasingPartition)] == [2]
         with joined(marshal, group, [topic]) as successor:
             assert places(collect(successor, 3)) == [(0, 2), (0, 3), (0, 4)]
@@ -178,7 +178,7 @@ def test_a_handler_at_work_does_not_keep_the_partition_of_a_hung_one(memory: Mem
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 2)
     with memory.connect() as marshal, joined(marshal, group, [topic], handler_timeout_s=1.0) as consumer:
-        batch = consumer.fetch(2, expires_s=5.0)
+        batch = consumer.fetch(2, min_messages=2, expires_s=5.0)
         messages, clock = list(batch), consumer._driver.context.clock
         assert len(messages) == 2
         began = clock.now().mono_ms
@@ -228,7 +228,9 @@ def test_two_members_split_and_nothing_is_lost_or_skipped(cluster: TestCluster) 
         with BackgroundConsumer(one) as background:
             two = stack.enter_context(joined(second, group, [topic]))
             with BackgroundConsumer(two) as other:
-                until(lambda: len(one.claims()) == len(two.claims()) == 2, "two partitions each")
+                until(
+                    lambda: len(one.cached_info().claims) == len(two.cached_info().claims) == 2, "two partitions each"
+                )
                 for partition in range(4):
                     cluster.fill(topic, partition, 5, first=10)
                 until(lambda: len(background.seen) + len(other.seen) >= 20, "the second half")

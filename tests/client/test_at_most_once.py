@@ -59,7 +59,7 @@ def test_a_fetch_that_is_larger_than_the_grants_does_not_wait_in_vain(cluster: T
     with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], delivery=AMO) as consumer:
         seen: list[int] = []
         while len(seen) < 40:
-            batch = consumer.fetch(1_000, expires_s=3_000)
+            batch = consumer.fetch(1_000, min_messages=1_000, expires_s=3_000)
             assert 0 < len(batch) <= 10
             seen += [m.offset for m in batch]
         assert seen == list(range(len(seen)))
@@ -94,7 +94,7 @@ def test_drain_delivers_what_is_buffered(cluster: TestCluster) -> None:
             seen.append(message.offset)
             if len(seen) == 2:
                 consumer.drain(30)
-        assert consumer.closed
+        assert consumer.cached_info().closed
         assert consumer.cached_info().grants_dropped == 0
         with joined(marshal, group, [topic], delivery=AMO) as successor:
             rest = [m.offset for m in collect(successor, 30 - len(seen))] if len(seen) < 30 else []
@@ -129,7 +129,10 @@ def test_no_offset_twice_when_the_process_is_killed(embedded: EmbeddedTestCluste
             embedded.fill(topic, partition, 10, first=50)
         after: list[tuple[int, int]] = []
         until(
-            lambda: after.extend(places(successor.fetch(100, expires_s=0.1))) or {(0, 59), (1, 59)} <= {*after},
+            lambda: (
+                after.extend(places(successor.fetch(100, min_messages=100, expires_s=0.1)))
+                or {(0, 59), (1, 59)} <= {*after}
+            ),
             "the end",
         )
     assert len(set(after)) == len(after)

@@ -99,7 +99,7 @@ def test_a_callback_may_stop_its_consumer(memory: MemoryTestCluster) -> None:
         holder.append(joined(marshal, memory.group(), [topic], on_claim=stop))
         there.set()
         until(lambda: reported, "stop returned")
-        assert holder[0].closed
+        assert holder[0].cached_info().closed
 
 
 def test_callbacks_that_wait_run_before_close_returns(memory: MemoryTestCluster) -> None:
@@ -159,7 +159,7 @@ def test_one_slow_coordinator_does_not_delay_other_starts(
         with joined(marshal, slow, [topic], **first) as one, joined(marshal, quick, [topic], **first) as two:
             until(owns(two, 0), "the other group has its partition")
             assert len(collect(two, 2)) == 2
-            assert not one.claims()
+            assert not one.cached_info().claims
             answer.set()
             assert len(collect(one, 2)) == 2
 

@@ -45,11 +45,11 @@ def ends_with(consumer: Consumer, kind: type[MarshalError]) -> MarshalError:
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
-            consumer.fetch(10, expires_s=0.05)
+            consumer.fetch(10, min_messages=10, expires_s=0.05)
         except kind as error:
             with pytest.raises(marshal_py.CallerError, match="closed"):
                 consumer.fetch()
-            assert consumer.closed
+            assert consumer.cached_info().closed
             consumer.stop()
             return error
         assert time.monotonic() < deadline, f"no {kind.__name__}"
@@ -157,7 +157,7 @@ def test_a_coordination_topic_that_was_recreated(memory: MemoryTestCluster) -> N
 
 
 def test_a_loop_around_fetch_gets_the_error_that_came_between_two_fetches(memory: MemoryTestCluster) -> None:
-    """`while not consumer.stopping` would end without an error, and the process with 0."""
+    """A loop that asks whether the consumer stops would end without an error, and the process with 0."""
     topic = memory.topic()
     with memory.connect() as marshal:
         consumer = joined(marshal, "fetching", [topic])
@@ -165,11 +165,11 @@ def test_a_loop_around_fetch_gets_the_error_that_came_between_two_fetches(memory
             memory.broker.delete_topic(LOG)
             memory.broker.create_topic(LOG, LOGS)
             memory.broker.changed.notify_all()
-        until(lambda: consumer.closed, "the consumer has ended")
-        assert not consumer.stopping
+        until(lambda: consumer.cached_info().closed, "the consumer has ended")
+        assert not consumer._ending.stopping
         with pytest.raises(TopicRecreated):
             consumer.fetch(1, expires_s=0)
-        assert consumer.stopping
+        assert consumer._ending.stopping
 
 
 def test_a_coordination_topic_that_is_longer_than_the_one_before(memory: MemoryTestCluster) -> None:

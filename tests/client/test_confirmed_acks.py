@@ -1,4 +1,4 @@
-"""`ack(wait=True)` and `double_ack`: they return when the log has the ack, and raise if the claim was lost."""
+"""`double_ack` returns when the log has the ack, and raises if the claim was lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marshal_py import AckNotConfirmed, Batch, ClaimLost, Consumer, InvalidOption, Message
+from marshal_py import AckNotConfirmed, Batch, ClaimLost, Consumer, InvalidOption
 from marshal_py.client.receive import confirmations
 from marshal_py.client.receive.confirmations import NO_ROOM
 from marshal_py.protocol.wire import progress
@@ -45,17 +45,13 @@ def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
     return thread, found
 
 
-@pytest.mark.parametrize("call", [lambda one: one.ack(wait=True), lambda one: one.double_ack()], ids=["ack", "double"])
-def test_a_confirmed_ack_is_in_the_log(cluster: TestCluster, call: Callable[[Message], bool]) -> None:
-    """`double_ack` returns when the position is accepted in the log.
-
-    ACKS: `ack(wait=True)` and `double_ack()` return when the position is accepted in the log.
-    """
+def test_a_confirmed_ack_is_in_the_log(cluster: TestCluster) -> None:
+    """ACKS: `double_ack()` returns when the position is accepted in the log."""
     topic, group = cluster.topic(), cluster.group()
     cluster.fill(topic, 0, 3)
     with cluster.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         for message in collect(consumer, 3, ack=False):
-            assert call(message) is True
+            assert message.double_ack() is True
             assert finished_in_log(cluster, group)[-1] == message.offset
 
 
@@ -65,7 +61,7 @@ def test_a_message_above_unfinished_ones_is_confirmed_by_its_range(cluster: Test
     cluster.fill(topic, 0, 6)
     with cluster.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         messages = collect(consumer, 6, ack=False)
-        assert messages[4].ack(wait=True)
+        assert messages[4].double_ack()
         assert finished_in_log(cluster, group) == [4]
         assert messages[0].double_ack()
         assert finished_in_log(cluster, group) == [0, 4]
@@ -75,17 +71,17 @@ def test_a_part_and_a_batch_are_confirmed_as_a_whole(memory: MemoryTestCluster) 
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 6)
     with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
-        first = consumer.fetch(3, expires_s=DEADLINE_S)
+        first = consumer.fetch(3, min_messages=3, expires_s=DEADLINE_S)
         assert first.parts[0].double_ack()
         assert finished_in_log(memory, group) == [0, 1, 2]
-        assert consumer.fetch(3, expires_s=DEADLINE_S).ack(wait=True)
+        assert consumer.fetch(3, min_messages=3, expires_s=DEADLINE_S).double_ack()
         assert finished_in_log(memory, group) == [0, 1, 2, 3, 4, 5]
         assert Batch([]).double_ack()
 
 
 def test_an_empty_part_has_nothing_to_confirm(memory: MemoryTestCluster) -> None:
     with memory.reading(3) as consumer:
-        part = consumer.fetch(3, expires_s=DEADLINE_S).parts[0]
+        part = consumer.fetch(3, min_messages=3, expires_s=DEADLINE_S).parts[0]
         assert part[3:].double_ack()
 
 
@@ -109,13 +105,13 @@ def test_an_ack_that_comes_too_late_raises(cluster: TestCluster) -> None:
     cluster.fill(topic, 0, 2)
     with cluster.connect() as marshal:
         consumer = joined(marshal, group, [topic])
-        batch = consumer.fetch(2, expires_s=DEADLINE_S)
+        batch = consumer.fetch(2, min_messages=2, expires_s=DEADLINE_S)
         consumer.stop()
         for call in (batch.double_ack, batch.parts[0].double_ack):
             with pytest.raises(ClaimLost, match=f"{topic}:0"):
                 call()
         with pytest.raises(ClaimLost, match="roll back"):
-            next(iter(batch)).ack(wait=True)
+            next(iter(batch)).double_ack()
 
 
 def test_an_ack_that_came_too_late_stays_too_late(memory: MemoryTestCluster) -> None:
@@ -182,8 +178,8 @@ def test_of_a_batch_the_held_claims_are_confirmed_and_the_lost_ones_named(memory
     memory.fill(topic, 0, 1)
     memory.fill(topic, 1, 1)
     with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
-        until(lambda: len(consumer.claims()) == 2, "both partitions are claimed")
-        batch = consumer.fetch(2, expires_s=DEADLINE_S)
+        until(lambda: len(consumer.cached_info().claims) == 2, "both partitions are claimed")
+        batch = consumer.fetch(2, min_messages=2, expires_s=DEADLINE_S)
         assert len(batch) == 2
         driver, lost = consumer._driver, batch.parts[1].topic_partition
         with driver.context.lock:
@@ -221,7 +217,7 @@ def test_an_ack_that_the_log_does_not_accept_in_time_says_why(
         with monkeypatch.context() as patch:
             cut_off(consumer, patch)
             with pytest.raises(AckNotConfirmed, match=f"{topic}:0@0 within 0.2 s") as caught:
-                message.ack(wait=True, timeout_s=0.2)
+                message.double_ack(0.2)
             assert caught.value.retriable
             assert "do not roll back on this: call again" in str(caught.value)
             assert "guard (marshal_py.sql)" in str(caught.value)
@@ -262,26 +258,13 @@ def test_what_was_confirmed_never_comes_again(memory: MemoryTestCluster) -> None
         confirmed = set()
         for message in reversed(collect(consumer, 500, ack=False)[1::2]):
             try:
-                confirmed.add(message.offset * message.ack(wait=True, timeout_s=0.5))
+                confirmed.add(message.offset * message.double_ack(0.5))
             except AckNotConfirmed:
                 break
         assert len(confirmed) > 100
     with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         again = {message.offset for message in collect(consumer, 250)}
     assert not again & confirmed
-
-
-@pytest.mark.parametrize("wrong", [5, 0.5, 1, "x", [0]])
-def test_an_ack_with_a_delay_is_refused_before_anything_is_acked(memory: MemoryTestCluster, wrong: Any) -> None:
-    """It counted as `wait=True`. Who comes from `nak(5)` may mean seconds."""
-    with memory.reading(1) as consumer:
-        batch = consumer.fetch(1, expires_s=DEADLINE_S)
-        one, handle = batch[0], batch[0].handle()
-        for call in (one.ack, batch.parts[0].ack, batch.ack, lambda wait: consumer.complete(handle, wait)):
-            with pytest.raises(InvalidOption, match=r"^wait=.* True or False; .* call nak\(delay_s\)$"):
-                call(wrong)
-        assert consumer.cached_info().in_flight == 1
-        assert batch.ack(True)
 
 
 @pytest.mark.parametrize("wrong", [-1, -0.001, float("nan"), "x", None, True])
@@ -293,8 +276,7 @@ def test_a_wrong_timeout_is_refused_before_anything_is_acked(memory: MemoryTestC
             one.double_ack,
             batch.parts[0].double_ack,
             batch.double_ack,
-            lambda timeout_s: one.ack(wait=True, timeout_s=timeout_s),
-            lambda timeout_s: consumer.complete(handle, wait=True, timeout_s=timeout_s),
+            lambda timeout_s: consumer.message(handle).double_ack(timeout_s),
         ):
             with pytest.raises(InvalidOption, match="timeout_s"):
                 call(wrong)
@@ -307,8 +289,8 @@ def test_in_at_most_once_mode_a_confirmed_ack_waits_for_nothing(memory: MemoryTe
     memory.fill(topic, 0, 2)
     with memory.connect() as marshal:
         consumer = joined(marshal, group, [topic], delivery="at_most_once")
-        batch = consumer.fetch(2, expires_s=DEADLINE_S)
+        batch = consumer.fetch(2, min_messages=2, expires_s=DEADLINE_S)
         assert batch.double_ack()
         consumer.stop()
         with pytest.raises(ClaimLost):
-            batch.ack(wait=True)
+            batch.double_ack()

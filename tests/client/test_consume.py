@@ -96,7 +96,7 @@ def test_a_loop_gets_everything_once_and_in_order(
         context.stop()
         assert context.closed
         assert list(context) == []
-        assert not consumer.closed
+        assert not consumer.cached_info().closed
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
@@ -178,11 +178,10 @@ def test_the_buffer_is_filled_in_bytes(
 def test_a_wait_may_be_endless(memory: MemoryTestCluster, endless: float) -> None:
     with memory.reading(4) as consumer:
         assert [message.offset for message in consumer.fetch(1, expires_s=endless)] == [0]
-        assert [message.offset for message in consumer.fetch_each(1, expires_s=endless)] == [1]
         found = consumer.next(endless)
         assert found is not None
         for message in consumer.consume(expires_s=endless):
-            assert (found.offset, message.offset) == (2, 3)
+            assert (found.offset, message.offset) == (1, 2)
             break
 
 
@@ -383,7 +382,7 @@ def test_drain_delivers_what_is_buffered_and_asks_for_no_more(memory: MemoryTest
         assert context.closed
         world = marshal._loop.worlds[consumer._driver.log]
         assert [partition.position for partition in world.groups[group].partitions.values()] == [10]
-        assert not consumer.closed
+        assert not consumer.cached_info().closed
 
 
 def test_drain_waits_for_acks_of_other_threads(memory: MemoryTestCluster) -> None:
@@ -495,7 +494,7 @@ def test_a_drain_and_a_wait_may_be_endless(memory: MemoryTestCluster) -> None:
         assert context.drain(float("inf")) is True
         assert context.wait(float("inf"))
         consumer.drain(float("inf"))
-        assert consumer.closed
+        assert consumer.cached_info().closed
 
 
 def test_a_wait_in_the_handler_is_refused_by_name(memory: MemoryTestCluster) -> None:
@@ -558,7 +557,7 @@ def test_the_end_of_the_consumer_ends_its_consume(cluster: TestCluster, ending: 
     with cluster.reading(20) as consumer:
         context = consumer.consume(handler)
         handler.got(20)
-        getattr(consumer, ending)()
+        getattr(consumer._ending if ending == "request_stop" else consumer, ending)()
         assert context.wait(DEADLINE_S)
         assert (context.closed, context.error) == (True, None)
         if ending == "drain":
@@ -643,7 +642,7 @@ def test_a_handler_that_raises_may_end_the_consume(
         failed = [event for event in consumer.events() if event.kind == "handler_failed"]
         assert [(event.topic, event.partition, event.offset) for event in failed] == [(topic, 0, 2)]
         assert "no such account" in failed[0].text
-        assert not consumer.closed
+        assert not consumer.cached_info().closed
         again = collect(consumer, 3 if delivery == "at_least_once" else 2)
         assert sorted(places(again)) == [(0, 2), (0, 3), (0, 4)][-len(again) :]
 
@@ -681,26 +680,12 @@ def test_a_wrong_policy_for_errors_is_refused(memory: MemoryTestCluster) -> None
             consumer.consume(print, on_error="ignore")  # type: ignore[arg-type]
 
 
-def test_fetch_each_counts_messages_that_come_again(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    for _ in range(4):
-        memory.put(topic, 0, b"x" * 100)
-    each = 100 + len(topic)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        for message in consumer.fetch(2):
-            message.nak(0)
-        assert [message.offset for message in consumer.fetch_each(3, max_bytes=100 * each)] == [0, 1, 2]
-        for message in consumer.fetch_each(1):
-            message.nak(0)
-        assert [message.offset for message in consumer.fetch_each(max_bytes=each, expires_s=600)] == [3]
-
-
 def test_a_consume_that_nobody_iterates_tells_why_the_consumer_has_ended(memory: MemoryTestCluster) -> None:
     topic, group = memory.topic(), memory.group()
     with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         context = consumer.consume()
         delete(memory, group)
-        until(lambda: consumer.closed, "the consumer has ended")
+        until(lambda: consumer.cached_info().closed, "the consumer has ended")
         assert isinstance(context.error, GroupDeleted)
         for wait in (context.wait, lambda: list(context)):
             with pytest.raises(GroupDeleted):
@@ -739,7 +724,7 @@ def test_a_deleted_group_ends_the_consume(memory: MemoryTestCluster, handled: bo
         loop.join(DEADLINE_S)
         assert len(found) == 1
         assert context.error is found[0]
-        assert (context.closed, consumer.closed) == (True, True)
+        assert (context.closed, consumer.cached_info().closed) == (True, True)
 
 
 def delete(cluster: MemoryTestCluster, group: str) -> None:
@@ -768,7 +753,9 @@ def test_partitions_that_move_do_not_disturb_it(cluster: TestCluster) -> None:
         handlers[0].got(100)
         second = joined(two, group, [topic])
         other = second.consume(handlers[1], max_messages=10)
-        until(lambda: len(first.claims()) == len(second.claims()) == 2, "each owns two partitions")
+        until(
+            lambda: len(first.cached_info().claims) == len(second.cached_info().claims) == 2, "each owns two partitions"
+        )
         for partition in range(4):
             cluster.fill(topic, partition, 50, first=50)
         until(lambda: len(handlers[0].seen) + len(handlers[1].seen) >= 400, "everything is handled")
@@ -793,7 +780,7 @@ def test_a_connection_that_is_lost_ends_nothing(memory: MemoryTestCluster) -> No
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         context = consumer.consume(handler, max_messages=4, expires_s=1)
         handler.got(10)
-        claims = consumer.claims().keys()
+        claims = consumer.cached_info().claims.keys()
         assert isinstance(marshal.transport, MemoryTransport)
         marshal.transport.connection.cut = True
         memory.broker.wake()
@@ -806,12 +793,12 @@ def test_a_connection_that_is_lost_ends_nothing(memory: MemoryTestCluster) -> No
         handler.got(30)
         context.drain()
         assert sorted(places(handler.seen)) == [(0, at) for at in range(20)] + [(1, at) for at in range(10)]
-        assert consumer.claims().keys() == claims
+        assert consumer.cached_info().claims.keys() == claims
         assert context.error is None
         assert "heartbeat_missed" not in [event.kind for event in consumer.events()]
 
 
-def test_fetch_each_delivers_messages_as_they_come(cluster: TestCluster) -> None:
+def test_what_a_fetch_returns_is_received_as_it_arrives(cluster: TestCluster) -> None:
     """ADR-37: "the messages will be delivered via a callback with some signal to indicate that the fetch has finished
     (could be message is null) or via some iterator functionality where getting the next message will block until a
     message is yielded or the operation or the operation finishes, which terminates the iterator." """
@@ -819,32 +806,14 @@ def test_fetch_each_delivers_messages_as_they_come(cluster: TestCluster) -> None
     cluster.fill(topic, 0, 1)
     with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         offsets: list[int] = []
-        for message in consumer.fetch_each(3, expires_s=600):
-            offsets.append(message.offset)
-            message.ack()
+        while len(offsets) < 3:
+            for message in consumer.fetch(1_000, expires_s=600):
+                offsets.append(message.offset)
+                message.ack()
             cluster.fill(topic, 0, 1, first=len(offsets))  # the next one exists only once this one is here
         assert offsets == [0, 1, 2]
-        assert [message.offset for message in consumer.fetch_each(10, expires_s=0.3)] == [3]
-        assert list(consumer.fetch_each(10, expires_s=0)) == []
-
-
-def test_leaving_fetch_each_early_loses_nothing(memory: MemoryTestCluster) -> None:
-    with memory.reading(10) as consumer:
-        for message in consumer.fetch_each(5):
-            message.ack()
-            break
-        assert places(collect(consumer, 9)) == [(0, offset) for offset in range(1, 10)]
-
-
-def test_fetch_each_ends_by_bytes(memory: MemoryTestCluster) -> None:
-    topic = memory.topic()
-    for _ in range(10):
-        memory.put(topic, 0, b"x" * 100)
-    each = 100 + len(topic)
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        assert len(list(consumer.fetch_each(max_bytes=3 * each, expires_s=600))) == 3
-        assert len(list(consumer.fetch_each(max_bytes=4 * each - 1, expires_s=600))) == 3
-        assert len(list(consumer.fetch_each(max_bytes=1, expires_s=600))) == 1
+        assert [message.offset for message in consumer.fetch(10, expires_s=600)] == [3]
+        assert list(consumer.fetch(10, expires_s=0)) == []
 
 
 def test_a_consumer_without_a_consume_has_nothing_pending(memory: MemoryTestCluster) -> None:

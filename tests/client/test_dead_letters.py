@@ -96,7 +96,7 @@ def test_a_message_that_is_ended_goes_there_with_its_reason(cluster: TestCluster
     cluster.fill(topic, 0, 3)
     with cluster.connect() as marshal:
         with joined(marshal, group, [topic], dead_letter_topic=letters) as consumer:
-            batch = consumer.fetch(3, expires_s=DEADLINE_S)
+            batch = consumer.fetch(3, min_messages=3, expires_s=DEADLINE_S)
             assert batch.term("no JSON")
             assert not batch.term("again"), "they are on their way"
             assert not batch.nak(0)
@@ -118,7 +118,7 @@ def test_what_owners_left_unanswered_too_often_is_not_delivered_again(memory: Me
     with memory.connect() as marshal:
         for _ in range(2):
             with joined(marshal, group, [topic]) as consumer:
-                batch = consumer.fetch(6, expires_s=DEADLINE_S)
+                batch = consumer.fetch(6, min_messages=6, expires_s=DEADLINE_S)
                 assert len(batch) == 6, "twice they are delivered"
                 for message in batch:
                     if message.offset in (3, 5):
@@ -190,9 +190,8 @@ def test_it_is_unfinished_until_the_letter_is_acknowledged(
         assert claim.tracker.held == 0  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("front", ["fetch", "fetch_each"])
 def test_with_one_pending_nothing_is_delivered_before_the_letter_is_acknowledged(
-    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, front: str
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the message was delivered by an earlier owner alone, and the letter makes the next one the first."""
     topic, letters, group = memory.topic(), memory.topic(), memory.group()
@@ -205,7 +204,7 @@ def test_with_one_pending_nothing_is_delivered_before_the_letter_is_acknowledged
             found: list[Message] = []
 
             def look() -> None:
-                found.extend(getattr(consumer, front)(1, expires_s=0.0))
+                found.extend(consumer.fetch(1, expires_s=0.0))
 
             until(lambda: (look(), gate.reached.is_set())[1], "the letter is on its way")
             look()
@@ -290,7 +289,7 @@ def test_a_message_too_large_for_the_topic_gets_a_letter_without_its_content(
         memory.put(topic, 0, value, b"key", [("trace", b"7")])
     monkeypatch.setattr(MemoryWriter, "write", refuse)
     with memory.connect() as marshal, with_letters(marshal, group, topic, letters) as consumer:
-        assert consumer.fetch(3, expires_s=DEADLINE_S).term("bad")
+        assert consumer.fetch(3, min_messages=3, expires_s=DEADLINE_S).term("bad")
         until(lambda: positions(consumer) == {0: 3}, "all of them are done")
         assert not [event for event in consumer.events() if event.kind == "dead_letter_failed"]
         found = sorted(Letters(memory, letters).read(3), key=lambda letter: letter["offset"])

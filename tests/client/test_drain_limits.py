@@ -100,7 +100,7 @@ def test_a_cancelled_task_that_held_its_iterator_in_a_variable_is_in_nobodys_way
             kept: list[Any] = []  # as a frame that the error names keeps it
 
             async def work() -> None:
-                messages = consumer.fetch_each(40, expires_s=DEADLINE_S)
+                messages = aiter(consumer)
                 kept.append(messages)
                 async for message in messages:
                     message.ack()

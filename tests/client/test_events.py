@@ -108,7 +108,7 @@ def test_a_member_that_is_not_listed_hears_of_it_itself(
             assert (found[0].session, found[0].client_id) == (consumer.cached_info().session, "one")
             assert f"marshal groups update {group} --add-member m2" in found[0].text
             admin.add_members("m2")
-            until(lambda: consumer.claims(), "it is served")
+            until(lambda: consumer.cached_info().claims, "it is served")
             admin.drop_members("m2")
             until(lambda: len(told()) == 2, "it is told again")
     warned = [record for record in caplog.records if getattr(record, "marshal_kind", "") == "unserved"]

@@ -36,10 +36,10 @@ def test_a_partition_whose_fetches_go_on_failing_goes_to_another(memory: MemoryT
     with memory.connect("a") as first, memory.connect("b") as second:
         consumers = [joined(marshal, group, [topic]) for marshal in (first, second)]
         backgrounds = [BackgroundConsumer(consumer) for consumer in consumers]
-        until(lambda: all(len(consumer.claims()) == 1 for consumer in consumers), "one partition each")
+        until(lambda: all(len(consumer.cached_info().claims) == 1 for consumer in consumers), "one partition each")
         memory.fill(topic, 0, 3)
         until(lambda: sum(len(background.seen) for background in backgrounds) == 3, "what was there")
-        owner, other = consumers if tp in consumers[0].claims() else reversed(consumers)
+        owner, other = consumers if tp in consumers[0].cached_info().claims else reversed(consumers)
         source = owner._driver.source
         assert isinstance(source, MemorySource)
         with memory.broker.changed:
@@ -48,7 +48,7 @@ def test_a_partition_whose_fetches_go_on_failing_goes_to_another(memory: MemoryT
                 source._assignments.take((number + 1) * RETRY_MS_MAX)
         events: list[marshal_py.Advisory] = []
         until(lambda: events.extend(owner.events()) or [e for e in events if e.kind == "unreadable"], "it is reported")
-        until(lambda: tp in other.claims(), "the other one has it")
+        until(lambda: tp in other.cached_info().claims, "the other one has it")
         memory.fill(topic, 0, 3, first=3)
         until(lambda: sum(len(background.seen) for background in backgrounds) == 6, "the other one reads on")
         for background in backgrounds:

@@ -50,7 +50,7 @@ def test_leaving_the_iteration_leaves_the_consumer_running(cluster: TestCluster)
             message.ack()
             break
         assert places(collect(consumer, 1)) == [(0, 2)]
-        assert not consumer.closed
+        assert not consumer.cached_info().closed
 
 
 def test_fetch_ends_by_count(cluster: TestCluster) -> None:
@@ -60,10 +60,10 @@ def test_fetch_ends_by_count(cluster: TestCluster) -> None:
     provided."
     """
     with cluster.reading(10) as consumer:
-        batch = consumer.fetch(4, expires_s=30)
+        batch = consumer.fetch(4, min_messages=4, expires_s=30)
         assert places(batch) == [(0, 0), (0, 1), (0, 2), (0, 3)]
         assert batch.ack() is True
-        assert len(consumer.fetch(6, expires_s=30)) == 6
+        assert len(consumer.fetch(6, min_messages=6, expires_s=30)) == 6
 
 
 def test_fetch_ends_by_bytes_but_brings_at_least_one(cluster: TestCluster) -> None:
@@ -73,10 +73,10 @@ def test_fetch_ends_by_bytes_but_brings_at_least_one(cluster: TestCluster) -> No
         cluster.put(topic, 0, b"x" * 100)
     each = 100 + len(topic)
     with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
-        assert len(consumer.fetch(10, max_bytes=3 * each, expires_s=30)) == 3
-        assert len(consumer.fetch(10, max_bytes=3 * each + 1, expires_s=30)) == 3
-        assert len(consumer.fetch(10, max_bytes=1, expires_s=30)) == 1
-        assert len(consumer.fetch(3, max_bytes=10**9, expires_s=30)) == 3
+        assert len(consumer.fetch(10, min_messages=10, max_bytes=3 * each, expires_s=30)) == 3
+        assert len(consumer.fetch(10, min_messages=10, max_bytes=3 * each + 1, expires_s=30)) == 3
+        assert len(consumer.fetch(10, min_messages=10, max_bytes=1, expires_s=30)) == 1
+        assert len(consumer.fetch(3, min_messages=3, max_bytes=10**9, expires_s=30)) == 3
 
 
 def test_fetch_with_bytes_waits_for_the_rest(memory: MemoryTestCluster) -> None:
@@ -86,7 +86,7 @@ def test_fetch_with_bytes_waits_for_the_rest(memory: MemoryTestCluster) -> None:
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         late = threading.Timer(0.2, lambda: memory.fill(topic, 0, 4, first=1))
         late.start()
-        assert len(consumer.fetch(5, max_bytes=10**6, expires_s=30)) == 5
+        assert len(consumer.fetch(5, min_messages=5, max_bytes=10**6, expires_s=30)) == 5
         late.join()
 
 
@@ -129,8 +129,8 @@ def test_fetch_that_expires_brings_what_came(cluster: TestCluster) -> None:
     """
     with cluster.reading(2) as consumer:
         until(owns(consumer, 0), "the partition is ours")
-        assert len(consumer.fetch(10, expires_s=0.5)) == 2
-        assert len(consumer.fetch(10, expires_s=0.05)) == 0
+        assert len(consumer.fetch(10, min_messages=10, expires_s=0.5)) == 2
+        assert len(consumer.fetch(10, min_messages=10, expires_s=0.05)) == 0
 
 
 def test_fetch_of_at_least_one_returns_what_is_there(cluster: TestCluster) -> None:
@@ -164,7 +164,7 @@ def test_fetch_by_bytes_alone_is_not_limited_to_a_thousand(memory: MemoryTestClu
     for _ in range(1_500):
         memory.put(topic, 0, b"1234")
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        assert len(consumer.fetch(max_bytes=1_500 * (4 + len(topic)), expires_s=60)) == 1_500
+        assert len(consumer.fetch(min_messages=1_500, max_bytes=1_500 * (4 + len(topic)), expires_s=60)) == 1_500
 
 
 def test_a_fetch_without_a_limit_has_one(memory: MemoryTestCluster) -> None:
@@ -234,7 +234,7 @@ def test_a_fetch_inside_the_iteration_takes_no_message_twice(cluster: TestCluste
         offsets: list[int] = []
         for message in consumer:
             offsets.append(message.offset)
-            offsets += [m.offset for m in consumer.fetch(2, expires_s=1)]
+            offsets += [m.offset for m in consumer.fetch(2, min_messages=2, expires_s=1)]
             if len(offsets) >= 9:
                 break
         assert offsets == list(range(9))
@@ -276,7 +276,7 @@ def test_a_message_has_all_its_parts(cluster: TestCluster) -> None:
         assert message.headers == [("a", b"1"), ("a", b"2")]
         assert message.timestamp == 1_000
         assert message.delivery_count == 1
-        claim = next(iter(consumer.claims().values()))
+        claim = next(iter(consumer.cached_info().claims.values()))
         assert message.token == claim.token
         assert str(message.token) in repr(message)
         assert tombstone.value is None
@@ -342,7 +342,7 @@ def test_pause_and_resume_here_keep_the_claim(cluster: TestCluster) -> None:
         cluster.fill(topic, 1, 3)
         consumer.pause([(topic, 0)])
         assert {m.partition for m in collect(consumer, 3)} == {1}
-        assert len(consumer.fetch(3, expires_s=0.1)) == 0
+        assert len(consumer.fetch(3, min_messages=3, expires_s=0.1)) == 0
         assert owns(consumer, 0, 1)()
         cluster.fill(topic, 0, 2, first=3)
         consumer.resume([(topic, 0)])
@@ -389,7 +389,7 @@ def test_only_partitions_that_may_be_ours_can_be_paused(memory: MemoryTestCluste
                 verb([("another", 0)])
         memory.fill(topic, 1, 1)
         assert places(collect(consumer, 1)) == [(1, 0)], "nothing was paused"
-        consumer.pause(consumer.claims())
+        consumer.pause(consumer.cached_info().claims)
         consumer.resume(iter([(topic, 0), (topic, 1)]))
 
 
@@ -400,7 +400,7 @@ def test_fetching_stops_at_the_bound_of_unacked_messages_and_continues(cluster: 
     cluster.fill(topic, 0, 6)
     with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         for offset in range(6):
-            batch = consumer.fetch(2, expires_s=30 if offset < 5 else 0.5)
+            batch = consumer.fetch(2, min_messages=2, expires_s=30 if offset < 5 else 0.5)
             assert places(batch) == [(0, offset)]
             assert consumer.next(expires_s=0) is None
             batch.ack()
@@ -411,9 +411,9 @@ def test_acks_of_another_thread_let_a_waiting_fetch_continue(memory: MemoryTestC
     topic = memory.topic()
     memory.fill(topic, 0, 4)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        first = consumer.fetch(2)
+        first = consumer.fetch(2, min_messages=2)
         threading.Timer(0.2, first.ack).start()
-        assert places(consumer.fetch(2, expires_s=30)) == [(0, 2), (0, 3)]
+        assert places(consumer.fetch(2, min_messages=2, expires_s=30)) == [(0, 2), (0, 3)]
 
 
 def test_info_is_asked_and_cached_info_is_not(cluster: TestCluster) -> None:
@@ -463,11 +463,11 @@ def test_a_closed_consumer_says_so(cluster: TestCluster) -> None:
     topic = cluster.topic()
     with cluster.connect() as marshal:
         consumer: Consumer = joined(marshal, cluster.group(), [topic])
-        assert not consumer.closed
+        assert not consumer.cached_info().closed
         consumer.stop()
         consumer.stop()
         consumer.drain()
-        assert consumer.closed
+        assert consumer.cached_info().closed
         for verb in (
             consumer.fetch,
             consumer.next,
@@ -481,7 +481,7 @@ def test_a_closed_consumer_says_so(cluster: TestCluster) -> None:
             with pytest.raises(ConsumerClosed, match="it was stopped"):
                 verb()
         assert consumer.info().claims == {}
-        assert consumer.claims() == {}
+        assert consumer.cached_info().claims == {}
         assert consumer.cached_info().claims == {}
     with pytest.raises(ConsumerClosed, match="Marshal"):
         marshal.consumer("g", [topic])

@@ -196,7 +196,7 @@ def test_a_batch_waits_for_what_is_granted_and_comes(cluster: TestCluster, monke
     topic = cluster.topic()
     cluster.fill(topic, 0, 2_000)
     with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], delivery="at_most_once") as consumer:
-        assert len(consumer.fetch(600, expires_s=3_000)) == 600
+        assert len(consumer.fetch(600, min_messages=600, expires_s=3_000)) == 600
 
 
 @pytest.mark.bounds(grant=1_000_000)

@@ -33,7 +33,7 @@ def marshal(broker: MemoryBroker) -> Iterator[marshal_py.Marshal]:
 
 def test_the_first_consumer_creates_the_group(marshal: marshal_py.Marshal) -> None:
     with marshal.consumer("billing", ["orders"], member="m1", group_config=CONFIG) as consumer:
-        while not consumer.claims():
+        while not consumer.cached_info().claims:
             consumer.fetch(1, expires_s=0.1)
         found = marshal.group("billing").info()
         assert (found.policy, found.member_list) == ("members", ("m1", "m2"))
@@ -64,7 +64,7 @@ def test_consumers_of_a_lower_priority_number_come_first(marshal: marshal_py.Mar
         )  # type: ignore[call-overload]
 
     def wait_for(*consumers: int) -> None:
-        while [len(one.claims()) for one in running] != list(consumers):
+        while [len(one.cached_info().claims) for one in running] != list(consumers):
             for one in running:
                 one.fetch(1, expires_s=0.05)
 
@@ -102,7 +102,7 @@ def test_a_consumer_with_conditions_takes_part_while_much_is_pending(
         )
 
     def wait_for(*owned: int) -> None:
-        until(lambda: [len(one.claims()) for one in running] == list(owned) or None, f"they own {owned}")
+        until(lambda: [len(one.cached_info().claims) for one in running] == list(owned) or None, f"they own {owned}")
 
     with join(20) as remote:
         with join() as local:
@@ -162,8 +162,8 @@ def test_one_consumer_is_pinned_until_it_is_unpinned_or_asks_no_more(
 
     def messages_of(consumer: marshal_py.Consumer) -> list[marshal_py.Message]:
         found: list[marshal_py.Message] = []
-        while len(consumer.claims()) < 2 or len(found) < 2:
-            found += consumer.fetch(2, expires_s=0.1)
+        while len(consumer.cached_info().claims) < 2 or len(found) < 2:
+            found += consumer.fetch(2, min_messages=2, expires_s=0.1)
         return found
 
     with join("one") as one, join("two") as two:
@@ -182,7 +182,7 @@ def test_one_consumer_is_pinned_until_it_is_unpinned_or_asks_no_more(
         assert (told[0], sorted(told[1:])) == ("one is pinned", ["one is not", "two is pinned"])
         assert str(min(second)) > str(pin)  # type: ignore[type-var]
         group.set_config(priority_timeout_s=1)
-        while len(one.claims()) < 2:
+        while len(one.cached_info().claims) < 2:
             one.fetch(1, expires_s=0.1)
         assert arrived.acquire(timeout=60)
     (why,) = [event.text for event in group.advisories() if event.kind == "stepped_down"]

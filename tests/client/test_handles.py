@@ -10,9 +10,9 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 
-from marshal_py import AckNotConfirmed, ClaimLost, aio
+from marshal_py import AckNotConfirmed, aio
 from marshal_py.client.messages import handles
-from marshal_py.errors import EventLoopMisuse, HandleUnknown, MessageNotPickled, NeedsAtLeastOnce
+from marshal_py.errors import HandleUnknown, MessageNotPickled, NeedsAtLeastOnce
 from marshal_py.testing import make_message
 from tests.support.client_fixtures import DEADLINE_S, INTERVAL_S, MemoryTestCluster, collect, joined, positions, until
 
@@ -73,19 +73,17 @@ def test_a_handle_can_be_confirmed(memory: MemoryTestCluster, monkeypatch: pytes
     with memory.connect() as marshal:
         consumer = joined(marshal, group, [topic])
         first, second, third = [message.handle() for message in collect(consumer, 3, ack=False)]
-        assert consumer.complete(second, wait=True)
+        assert consumer.message(second).double_ack()
         with monkeypatch.context() as patch:
             patch.setattr(consumer._driver.context.coordination, "append", lambda *_: True)
             with pytest.raises(AckNotConfirmed):
-                consumer.complete(first, wait=True, timeout_s=0.1)
-        assert consumer.complete(first, wait=True), "it is done, and the log says so now"
+                consumer.message(first).double_ack(0.1)
+        consumer.flush()
         claims = consumer._member.claims.copy()
         assert [claim.position() for claim in claims.values()] == [2]
         consumer.stop()
         assert not consumer.complete(third), "its claim is over"
-        with pytest.raises(ClaimLost, match=f"{topic}:0"):
-            consumer.complete(third, wait=True)
-        assert consumer.cached_info().late_acks == 2
+        assert consumer.cached_info().late_acks == 1
 
 
 def test_a_handle_of_another_consumer_is_refused(memory: MemoryTestCluster) -> None:
@@ -156,7 +154,7 @@ def test_in_at_most_once_mode_a_handle_says_that_the_handler_is_done(memory: Mem
         consumer = joined(marshal, memory.group(), [topic], delivery="at_most_once")
         handle = collect(consumer, 1, ack=False)[0].handle()
         until(lambda: marshal.metrics().consumers[0].partitions[0].oldest_unacked_ms >= 0, "figures")
-        assert consumer.complete(handle, wait=True)
+        assert consumer.complete(handle)
         assert [claim.tracker.in_flight for claim in consumer._member.claims.values()] == [0]
         with pytest.raises(NeedsAtLeastOnce):
             consumer.message(handle)
@@ -189,11 +187,9 @@ def test_the_asyncio_front_completes_handles_too(memory: MemoryTestCluster) -> N
         async with await aio.connect(memory.target) as marshal:
             options = {"heartbeat_interval_s": INTERVAL_S, "start": "earliest"}
             async with await marshal.consumer(memory.group(), [topic], **options) as consumer:
-                batch = await consumer.fetch(2, expires_s=DEADLINE_S)
+                batch = await consumer.fetch(2, min_messages=2, expires_s=DEADLINE_S)
                 first, second = [message.handle() for message in batch]
                 assert consumer.complete(first)
-                assert consumer.message(second).ack()
-                with pytest.raises(EventLoopMisuse):
-                    consumer.complete(first, wait=True)
+                assert await consumer.double_ack(consumer.message(second))
 
     asyncio.run(run())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -144,7 +144,7 @@ def test_a_waiting_fetch_reports_it_and_continues(memory: MemoryTestCluster, mon
     """
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        until(lambda: consumer.claims(), "the partition is ours")
+        until(lambda: consumer.cached_info().claims, "the partition is ours")
 
         def unreachable(*_: object, **__: object) -> None:
             raise ClusterUnreachable("servers", "bounds", "no answer")
@@ -164,7 +164,7 @@ def test_a_waiting_consume_reports_it_and_continues(memory: MemoryTestCluster, m
     """ADR-37: "Consume() should always utilize idle heartbeats." """
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        until(lambda: consumer.claims(), "the partition is ours")
+        until(lambda: consumer.cached_info().claims, "the partition is ours")
         seen: list[Message] = []
         context = consumer.consume(seen.append, expires_s=1)
 
@@ -179,17 +179,9 @@ def test_a_waiting_consume_reports_it_and_continues(memory: MemoryTestCluster, m
         assert not context.closed
 
 
-def reading(consumer: Consumer, verb: str) -> Iterator[Message]:
-    heartbeat_s = 0.5  # the test's own watch takes the place of the one that this asks for
-    if verb == "consume":
-        return iter(consumer.consume(idle_heartbeat_s=heartbeat_s))
-    return consumer.fetch_each(3, idle_heartbeat_s=heartbeat_s)
-
-
 @pytest.mark.parametrize("handled", [0, 2], ids=["a loop that begins late", "slow handlers"])
-@pytest.mark.parametrize("verb", ["fetch_each", "consume"])
 def test_time_outside_the_call_is_no_silence_of_the_cluster(
-    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, verb: str, handled: int
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, handled: int
 ) -> None:
     topic, cluster, looks = memory.topic(), Cluster(), threading.Semaphore(0)
     check = cluster.watch.check
@@ -198,7 +190,7 @@ def test_time_outside_the_call_is_no_silence_of_the_cluster(
     if handled:
         memory.fill(topic, 0, handled)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        messages = reading(consumer, verb)
+        messages = iter(consumer.consume())
         cluster.now_ms += 60_000
         for _ in range(handled):
             next(messages).ack()
@@ -206,7 +198,7 @@ def test_time_outside_the_call_is_no_silence_of_the_cluster(
         reader = threading.Thread(target=lambda: next(messages, None))
         reader.start()
         assert looks.acquire(timeout=DEADLINE_S)
-        consumer.request_stop(0)
+        consumer._ending.request_stop(0)
         reader.join()
     assert cluster.events == []
 
@@ -214,7 +206,7 @@ def test_time_outside_the_call_is_no_silence_of_the_cluster(
 @pytest.mark.parametrize(("expires_s", "expected"), [(30.0, None), (30.1, 15.05), (45.0, 22.5), (90.0, 30.0)])
 def test_a_fetch_that_may_wait_long_has_a_heartbeat(expires_s: float, expected: float | None) -> None:
     """ADR-37: "For requests with expires > 30s, heartbeats should be enabled by default" """
-    assert check_fetch(1, None, expires_s, None, None).idle_heartbeat_s == expected
+    assert check_fetch(1, None, expires_s, 1, None).idle_heartbeat_s == expected
 
 
 class Watch:
@@ -233,7 +225,6 @@ class Watch:
 RECEIVING: dict[str, Callable[[Consumer, float], object]] = {
     "fetch": lambda consumer, expires_s: consumer.fetch(1, expires_s=expires_s),
     "next": lambda consumer, expires_s: consumer.next(expires_s),
-    "fetch_each": lambda consumer, expires_s: list(consumer.fetch_each(1, expires_s=expires_s)),
     "consume": lambda consumer, expires_s: next(iter(consumer.consume(expires_s=expires_s))),
 }
 

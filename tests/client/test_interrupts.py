@@ -95,19 +95,14 @@ def test_an_interrupted_fetch_leaves_the_consumer_to_the_next(memory: MemoryTest
 
 def fetches(consumer: Consumer) -> Iterator[Message]:
     while True:
-        yield from consumer.fetch(100, expires_s=0.05)
-
-
-def fetches_each(consumer: Consumer) -> Iterator[Message]:
-    while True:
-        yield from consumer.fetch_each(100)
+        yield from consumer.fetch(100, min_messages=100, expires_s=0.05)
 
 
 def consumes(consumer: Consumer) -> Iterator[Message]:
     return iter(consumer._consuming or consumer.consume(max_messages=100))
 
 
-@pytest.mark.parametrize("taking", [fetches, iter, fetches_each, consumes])
+@pytest.mark.parametrize("taking", [fetches, iter, consumes])
 def test_messages_of_an_interrupted_fetch_are_not_lost(cluster: TestCluster, taking: Callable[[Consumer], Any]) -> None:
     """A notebook's user presses ctrl-C and continues. Messages from librdkafka were skipped, and acks were lost."""
     topic, group, count = cluster.topic(), cluster.group(), 20_000
@@ -231,7 +226,7 @@ def test_close_stops_the_other_consumers_too(
     marshal.close()
     assert not marshal._loop._thread.is_alive()
     assert [len(memory.accepted(group, Leave)) for group in groups] == [1, 1]
-    assert second.closed
+    assert second.cached_info().closed
     assert all(consumer._driver.source._closed for consumer in (first, second))  # type: ignore[union-attr]
 
 
@@ -245,7 +240,7 @@ def test_a_marshal_forgets_the_consumers_that_have_ended(memory: MemoryTestClust
                 gone.append(weakref.ref(consumer))
         failed = joined(marshal, memory.group(), [topic])
         with marshal._context.outbox, marshal._context.lock:
-            failed._member.fail(GroupDeleted(failed.group))
+            failed._member.fail(GroupDeleted(failed._member.name))
             failed._driver.kick()
         with pytest.raises(GroupDeleted):
             failed.fetch(1)

@@ -75,13 +75,13 @@ def test_what_a_live_member_owns_is_its_work_and_a_dead_one_has_none(memory: Mem
     ends = {TopicPartition(topic, number): 5 for number in range(2)}
     with memory.connect() as marshal:
         with joined(marshal, group, [topic]) as other:
-            until(lambda: len(other.claims()) == 2, "it has both")
+            until(lambda: len(other.cached_info().claims) == 2, "it has both")
             with marshal.planner(group, [topic]) as planner:
                 assert planner.ranges.settle(30.0)
                 planner.ranges.check_read(ends)
         with memory.connect() as second:
             dead = joined(second, group, [topic], heartbeat_interval_s=60.0)
-            until(lambda: len(dead.claims()) == 2, "it has both")
+            until(lambda: len(dead.cached_info().claims) == 2, "it has both")
             second._loop._closing = True  # no more heartbeats
             second._loop._thread.join()
             with (

@@ -81,14 +81,14 @@ def test_a_process_that_dies_is_replaced_without_an_eviction(
         # The log has the acks with a heartbeat; the kept file has them sooner.
         until(lambda: _positions(embedded, group) == {6}, "both positions at 6")
         with embedded.connect() as marshal, joined(marshal, group, [topic], heartbeat_interval_s=6.0) as second:
-            until(lambda: len(second.claims()) == 1, "a hand-over")
-            held = {*second.claims()}
+            until(lambda: len(second.cached_info().claims) == 1, "a hand-over")
+            held = {*second.cached_info().claims}
             with BackgroundConsumer(second) as reader:
                 if how == "kill":
                     _kill(first, witness)
                 else:
                     embedded.fill(topic, 1 - next(iter(held)).partition, 1)
-                until(lambda: len(second.claims()) == 2, "a take-over")
+                until(lambda: len(second.cached_info().claims) == 2, "a take-over")
                 again = [(m.partition, m.offset) for m in list(reader.seen)]
         code = first.wait()
     leave = next(record for record in embedded.accepted(group, Leave) if record.session == session)
@@ -175,13 +175,13 @@ def test_a_lost_witness_is_started_again(embedded: EmbeddedTestCluster, monkeypa
     others = witnesses(MARK)
     with embedded.connect(last_will="process") as marshal, joined(marshal, group, [topic]) as consumer:
         (first,) = witnesses(MARK) - others
-        until(consumer.claims, "its claim")
+        until(lambda: consumer.cached_info().claims, "its claim")
         os.kill(first, signal.SIGKILL)
         texts: list[str] = []
         until(lambda: (texts.extend(lost(consumer)), texts)[1], "last_will_lost")
         assert texts == ["the witness has ended; another witness is started after a pause"]
         until(lambda: witnesses(MARK) - others - {first}, "another witness")
-        assert len(consumer.claims()) == 1, "the consumer has not noticed anything else"
+        assert len(consumer.cached_info().claims) == 1, "the consumer has not noticed anything else"
 
 
 def test_a_witness_that_is_late_gets_the_session_all_the_same(

@@ -76,7 +76,7 @@ def test_close_of_the_marshal_stops_its_consumers(cluster: TestCluster) -> None:
     groups = [cluster.group(), cluster.group()]
     with cluster.connect() as marshal:
         consumers = [joined(marshal, group, [topic]) for group in groups]
-    assert [consumer.closed for consumer in consumers] == [True, True]
+    assert [consumer.cached_info().closed for consumer in consumers] == [True, True]
     assert [len(cluster.accepted(group, Leave)) for group in groups] == [1, 1]
 
 
@@ -103,7 +103,7 @@ def test_two_threads_may_close_a_marshal(memory: MemoryTestCluster, monkeypatch:
     released.set()
     for thread in threads:
         thread.join(DEADLINE_S)
-    assert (len(inside), marshal._done, consumer.closed) == (1, True, True)
+    assert (len(inside), marshal._done, consumer.cached_info().closed) == (1, True, True)
 
 
 @pytest.mark.parametrize("where", ["before it reads the log", "before it joins", "after it has joined"])
@@ -163,7 +163,7 @@ def test_stop_inside_the_iteration_ends_it(cluster: TestCluster) -> None:
             if len(seen) == 2:
                 consumer.stop()
         assert seen == [0, 1]
-        assert consumer.closed
+        assert consumer.cached_info().closed
 
 
 def test_drain_inside_the_iteration_delivers_what_is_buffered(cluster: TestCluster) -> None:
@@ -182,7 +182,7 @@ def test_drain_inside_the_iteration_delivers_what_is_buffered(cluster: TestClust
             seen.append(message.offset)
             message.ack()
         assert seen == list(range(1, 1 + buffered))
-        assert consumer.closed
+        assert consumer.cached_info().closed
         assert [r.position for r in cluster.accepted(group, ReleasingPartition)] == [len(first) + buffered]
         with pytest.raises(ConsumerClosed, match="drained"):
             consumer.fetch()
@@ -194,10 +194,10 @@ def test_drain_outside_waits_for_the_acks(cluster: TestCluster) -> None:
     group = cluster.group()
     with cluster.connect() as marshal:
         consumer = joined(marshal, group, [topic])
-        batch = consumer.fetch(3, expires_s=30)
+        batch = consumer.fetch(3, min_messages=3, expires_s=30)
         threading.Timer(0.2, batch.ack).start()
         consumer.drain()
-        assert consumer.closed
+        assert consumer.cached_info().closed
         assert [r.position for r in cluster.accepted(group, ReleasingPartition)] == [3]
         assert [leave.reason for leave in cluster.accepted(group, Leave)] == ["drained"]
 
@@ -221,8 +221,8 @@ def test_two_consumers_of_one_marshal_share(cluster: TestCluster) -> None:
     topic = cluster.topic(4)
     group = cluster.group()
     with cluster.connect() as marshal, joined(marshal, group, [topic]) as one, joined(marshal, group, [topic]) as two:
-        until(lambda: len(one.claims()) == len(two.claims()) == 2, "two partitions each")
-        assert one.claims().keys().isdisjoint(two.claims())
+        until(lambda: len(one.cached_info().claims) == len(two.cached_info().claims) == 2, "two partitions each")
+        assert one.cached_info().claims.keys().isdisjoint(two.cached_info().claims)
 
 
 def test_two_marshals_share_and_the_first_takes_back(cluster: TestCluster) -> None:
@@ -231,7 +231,7 @@ def test_two_marshals_share_and_the_first_takes_back(cluster: TestCluster) -> No
     with cluster.connect() as marshal, cluster.connect() as other, joined(marshal, group, [topic]) as one:
         until(owns(one, 0, 1, 2, 3), "all partitions")
         two = joined(other, group, [topic])
-        until(lambda: len(one.claims()) == len(two.claims()) == 2, "two partitions each")
+        until(lambda: len(one.cached_info().claims) == len(two.cached_info().claims) == 2, "two partitions each")
         two.stop()
         until(owns(one, 0, 1, 2, 3), "all partitions again")
         assert cluster.accepted(group, Evict) == []
@@ -244,19 +244,19 @@ def test_a_requested_stop_hands_over_before_it_ends(cluster: TestCluster) -> Non
         staying = joined(first, group, [topic])
         background = BackgroundConsumer(staying)
         with joined(second, group, [topic]) as leaving:
-            until(lambda: len(leaving.claims()) == 2, "its share")
+            until(lambda: len(leaving.cached_info().claims) == 2, "its share")
             for partition in range(4):
                 cluster.fill(topic, partition, 3)
-            leaving.request_stop()
+            leaving._ending.request_stop()
             for message in leaving:
                 message.ack()
-            assert leaving.claims() == {}, "all was taken over before it left"
+            assert leaving.cached_info().claims == {}, "all was taken over before it left"
         until(owns(staying, 0, 1, 2, 3), "the rest")
         assert [r.successor for r in cluster.accepted(group, ReleasingPartition) if r.reason == "hand-over"]
         assert len(cluster.accepted(group, StepDown)) == 1
         background.stop()
-        staying.request_stop()
-        assert staying.stopping, "it is alone now"
+        staying._ending.request_stop()
+        assert staying._ending.stopping, "it is alone now"
         staying.stop()
     assert len(cluster.accepted(group, StepDown)) == 1
 
@@ -266,11 +266,11 @@ def test_a_second_request_to_stop_ends_at_once(cluster: TestCluster) -> None:
     group = cluster.group()
     with cluster.connect("a") as first, cluster.connect("b") as second:
         stuck, leaving = joined(first, group, [topic]), joined(second, group, [topic])
-        until(lambda: len(leaving.claims()) == 1, "its share")
-        leaving.request_stop(hand_over_s=3600)
-        leaving.request_stop()
+        until(lambda: len(leaving.cached_info().claims) == 1, "its share")
+        leaving._ending.request_stop(hand_over_s=3600)
+        leaving._ending.request_stop()
         assert list(leaving) == []
-        assert leaving.stopping
+        assert leaving._ending.stopping
         leaving.stop()
         stuck.stop()
     assert cluster.accepted(group, StepDown) == []
@@ -280,10 +280,10 @@ def test_max_claims_leaves_the_rest_to_others(cluster: TestCluster) -> None:
     topic = cluster.topic(3)
     group = cluster.group()
     with cluster.connect() as marshal, joined(marshal, group, [topic], max_claims=1) as one:
-        until(lambda: len(one.claims()) == 1, "one partition")
+        until(lambda: len(one.cached_info().claims) == 1, "one partition")
         with joined(marshal, group, [topic]) as two:
-            until(lambda: len(two.claims()) == 2, "the other two")
-            assert len(one.claims()) == 1
+            until(lambda: len(two.cached_info().claims) == 2, "the other two")
+            assert len(one.cached_info().claims) == 1
 
 
 def test_members_of_different_topics_do_not_mix(cluster: TestCluster) -> None:
@@ -294,8 +294,8 @@ def test_members_of_different_topics_do_not_mix(cluster: TestCluster) -> None:
         joined(marshal, group, [one_topic]) as one,
         joined(marshal, group, [two_topic]) as two,
     ):
-        until(lambda: {tp.topic for tp in one.claims()} == {one_topic}, "its own topic")
-        until(lambda: {tp.topic for tp in two.claims()} == {two_topic}, "its own topic")
+        until(lambda: {tp.topic for tp in one.cached_info().claims} == {one_topic}, "its own topic")
+        until(lambda: {tp.topic for tp in two.cached_info().claims} == {two_topic}, "its own topic")
 
 
 # --- callbacks
@@ -316,7 +316,7 @@ def test_callbacks_report_claims_and_why_they_end(cluster: TestCluster) -> None:
         one = joined(marshal, group, [topic], on_claim=on_claim, on_lost=on_lost)
         until(lambda: sorted(reported) == [("claim", 0, ""), ("claim", 1, "")], "both claims are reported")
         with joined(marshal, group, [topic]) as two:
-            until(lambda: len(one.claims()) == len(two.claims()) == 1, "one partition each")
+            until(lambda: len(one.cached_info().claims) == len(two.cached_info().claims) == 1, "one partition each")
             until(lambda: [reason for kind, _, reason in reported if kind == "lost"] == ["hand-over"], "the hand-over")
             one.stop()
             until(lambda: reported[-1][2] == "stopped", "the stop")
@@ -336,14 +336,14 @@ def test_a_busy_batch_learns_that_its_partition_is_moving(cluster: TestCluster) 
         until(owns(one, 0, 1), "both are its own")
         batch = collect(one, 20, ack=False)
         assert not any(message.revoking for message in batch)
-        assert {claim.revoking for claim in one.claims().values()} == {""}
+        assert {claim.revoking for claim in one.cached_info().claims.values()} == {""}
         with joined(other, group, [topic]) as two:
             (going,) = until(lambda: list(reported), "it is reported")
             assert (going.revoking, going.drain_s > 0) == ("hand-over", True)
-            assert one.claims()[TopicPartition(topic, going.partition)].revoking == "hand-over"
+            assert one.cached_info().claims[TopicPartition(topic, going.partition)].revoking == "hand-over"
             events = [event for event in one.events() if event.kind == "revoking"]
             assert [(event.partition, event.text) for event in events] == [(going.partition, "hand-over")]
-            assert not two.claims()
+            assert not two.cached_info().claims
             for message in batch:
                 assert message.revoking == (message.partition == going.partition)
                 assert message.ack()
@@ -366,8 +366,8 @@ def test_a_handler_that_hears_nothing_loses_its_partition_when_its_time_is_over(
         batch = collect(one, 8, ack=False)
         assert all([message.ack() for message in batch if message.offset in (0, 2)])
         with joined(other, group, [topic]) as two:
-            until(lambda: len(two.claims()) == 1, "it comes although the handler hangs")
-            (moved,) = two.claims()
+            until(lambda: len(two.cached_info().claims) == 1, "it comes although the handler hangs")
+            (moved,) = two.cached_info().claims
             assert places(collect(two, 2)) == [(moved.partition, 1), (moved.partition, 3)]
             late = [message for message in batch if (message.partition, message.offset) == (moved.partition, 1)]
             assert [message.ack() for message in late] == [False]
@@ -411,7 +411,7 @@ def test_fast_reclaim_takes_the_place_of_the_same_client(memory: MemoryTestClust
         until(owns(one, 0), "the partition is ours")
         with joined(other, group, [topic], fast_reclaim=True) as two:
             until(owns(two, 0), "the successor has it at once")
-            until(lambda: one.closed, "the former one has learned of it")
+            until(lambda: one.cached_info().closed, "the former one has learned of it")
             with pytest.raises(ConsumerClosed, match="client id"):
                 one.pause([(topic, 0)])  # the call that receives raises what has ended it
             with pytest.raises(DuplicateClientId):

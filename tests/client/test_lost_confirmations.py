@@ -26,7 +26,6 @@ from tests.support.client_fixtures import DEADLINE_S, joined, planning, until
 WAITS: dict[str, Callable[[Consumer, Message], object]] = {
     "flush": lambda consumer, message: consumer.flush(DEADLINE_S),
     "double_ack": lambda consumer, message: message.double_ack(),
-    "ack(wait=True)": lambda consumer, message: message.ack(wait=True),
 }
 
 
@@ -60,7 +59,7 @@ def fenced(cluster: MemoryCluster, consumer: Consumer) -> None:
     """Frozen (SIGSTOP) until another member has taken over, which then leaves again."""
     with cluster.fence(consumer):
         successor = joined(cluster.connect(), "billing", ["orders"])
-        cluster.run_until(lambda: bool(successor.claims()))
+        cluster.run_until(lambda: bool(successor.cached_info().claims))
     successor.stop()
 
 
@@ -92,7 +91,7 @@ def test_a_wait_returns_exactly_if_the_message_does_not_come_again(
                 WAITS[wait](consumer, message)
         else:
             WAITS[wait](consumer, message)
-        cluster.run_until(lambda: bool(consumer.claims()))
+        cluster.run_until(lambda: bool(consumer.cached_info().claims))
         again = consumer.next(DEADLINE_S if lost else 0)
         assert (again is not None) == lost
         if again is not None:
@@ -144,8 +143,6 @@ def test_a_handle_that_is_completed_too_late_is_told_by_the_next_flush() -> None
         assert not consumer.complete(handle)
         with pytest.raises(ClaimLost):
             consumer.flush()
-        with pytest.raises(ClaimLost):
-            consumer.complete(handle, wait=True)
 
 
 def test_a_late_ack_is_told_by_the_next_flush_and_a_late_nak_is_not() -> None:
@@ -170,7 +167,7 @@ def test_flush_confirms_what_is_acked_above_an_unfinished_message() -> None:
         cluster.create_topic("orders")
         cluster.produce_many("orders", [b"0", b"1", b"2"])
         consumer = joined(cluster.connect(), "billing", ["orders"])
-        messages = list(consumer.fetch(3, expires_s=DEADLINE_S))
+        messages = list(consumer.fetch(3, min_messages=3, expires_s=DEADLINE_S))
         assert messages[1].ack()
         consumer.flush()
         cluster.evict(consumer)
@@ -197,7 +194,7 @@ def test_a_seek_of_the_user_is_no_loss_for_flush() -> None:
         cluster.create_topic("orders")
         cluster.produce_many("orders", [b"0", b"1"])
         consumer = joined(cluster.connect(), "billing", ["orders"])
-        messages = list(consumer.fetch(2, expires_s=DEADLINE_S))
+        messages = list(consumer.fetch(2, min_messages=2, expires_s=DEADLINE_S))
         assert messages[0].ack()
         consumer.seek(("orders", 0), 0)
         consumer.flush()
@@ -393,7 +390,7 @@ def test_a_querys_batch_is_not_planned_again_if_its_claims_are_lost_before_the_l
             patch.setattr(planner._driver.context.coordination, "append", lambda *_: True)
             assert batches.commit(end, now())
             cluster.evict(planner)
-        cluster.run_until(lambda: len(planner.claims()) == 2)
+        cluster.run_until(lambda: len(planner.cached_info().claims) == 2)
         assert planner.ranges.plan(100), "the log has none of it"
         assert batches.commit(end, now()), "a position moves"
         planner.flush()

@@ -36,7 +36,9 @@ def test_a_fetch_has_no_more_of_a_partition_than_may_be_pending(cluster: TestClu
         assert not consumer.fetch(100, expires_s=0)
         first = next(message for message in held if (message.partition, message.offset) == (1, 0))
         first.ack()
-        assert offsets(consumer.fetch(100, expires_s=DEADLINE_S)) == [(1, most)], "it does not wait for 100"
+        assert offsets(consumer.fetch(100, min_messages=100, expires_s=DEADLINE_S)) == [(1, most)], (
+            "it does not wait for 100"
+        )
 
 
 def test_at_one_a_message_that_is_given_back_holds_its_partition_back(cluster: TestCluster) -> None:
@@ -61,7 +63,7 @@ def test_at_one_a_message_that_is_given_back_holds_its_partition_back(cluster: T
         assert positions(consumer) == {0: 1, 1: 1}
 
 
-@pytest.mark.parametrize("front", ["iteration", "fetch", "fetch_each", "next", "consume"])
+@pytest.mark.parametrize("front", ["iteration", "fetch", "next", "consume"])
 def test_every_way_to_receive_keeps_the_order_after_naks(memory: MemoryTestCluster, front: str) -> None:
     """Each third message is given back twice: it comes again before the next one."""
     topic, count = memory.topic(), 9
@@ -88,8 +90,6 @@ def test_every_way_to_receive_keeps_the_order_after_naks(memory: MemoryTestClust
                     messages: Any = consumer
                 case "fetch":
                     messages = consumer.fetch(100, expires_s=DEADLINE_S, min_messages=1)
-                case "fetch_each":
-                    messages = consumer.fetch_each(1, expires_s=DEADLINE_S)
                 case _:
                     messages = [consumer.next(expires_s=DEADLINE_S)]
             for message in messages:
@@ -189,7 +189,7 @@ def test_a_drain_does_not_wait_for_what_was_given_back(memory: MemoryTestCluster
         for message in received:
             assert message.nak(NEVER_S)
             consumer.drain(timeout_s=NEVER_S)
-        assert consumer.closed
+        assert consumer.cached_info().closed
         with joined(marshal, group, [topic], max_acks_pending=1) as successor:
             found = []
             for message in itertools.islice(successor, 3):
@@ -226,7 +226,7 @@ def test_a_partition_that_waits_for_an_ack_does_not_starve_the_others(
             with consumer.consume(handle, **asked):
                 assert done.wait(DEADLINE_S)
         else:
-            timer = threading.Timer(DEADLINE_S, consumer.request_stop, [0.0])
+            timer = threading.Timer(DEADLINE_S, consumer._ending.request_stop, [0.0])
             timer.start()
             with consumer.consume(**asked) as messages:
                 for message in messages:

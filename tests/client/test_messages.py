@@ -26,7 +26,7 @@ def filled(memory: MemoryTestCluster, partitions: int = 1, count: int = 10) -> s
 def test_a_part_indexes_and_slices(memory: MemoryTestCluster) -> None:
     topic = filled(memory)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        (part,) = consumer.fetch(10).parts
+        (part,) = consumer.fetch(10, min_messages=10).parts
         assert [part[0].offset, part[9].offset, part[-1].offset] == [0, 9, 9]
         assert [message.value for message in part[3:5]] == [b"3", b"4"]
         assert part[8:].offsets == [8, 9]
@@ -40,7 +40,7 @@ def test_a_part_indexes_and_slices(memory: MemoryTestCluster) -> None:
 def test_a_batch_indexes_and_slices_over_its_parts(memory: MemoryTestCluster) -> None:
     topic = filled(memory, partitions=3, count=4)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        batch = consumer.fetch(12)
+        batch = consumer.fetch(12, min_messages=12)
         assert len(batch) == 12
         every = [(message.partition, message.offset) for message in batch]
 
@@ -61,7 +61,7 @@ def test_a_slice_is_acked_alone(memory: MemoryTestCluster) -> None:
     topic, group = filled(memory), memory.group()
     with memory.connect() as marshal:
         with joined(marshal, group, [topic]) as consumer:
-            batch = consumer.fetch(10)
+            batch = consumer.fetch(10, min_messages=10)
             assert batch[:2].ack()
             assert batch.parts[0][4:6].ack()
             assert batch[8].ack()
@@ -72,7 +72,7 @@ def test_a_slice_is_acked_alone(memory: MemoryTestCluster) -> None:
 def test_a_slice_with_a_step_is_refused(memory: MemoryTestCluster) -> None:
     topic = filled(memory)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        batch = consumer.fetch(10)
+        batch = consumer.fetch(10, min_messages=10)
         for wrong in (batch, batch.parts[0]):
             with pytest.raises(InvalidOption, match="step of a slice"):
                 wrong[::2]
@@ -107,7 +107,7 @@ def test_a_deserializer_runs_once_per_message(memory: MemoryTestCluster, field: 
         assert getattr(message, field) is getattr(message, field)
         assert message.key, message.value
         assert read.calls == 1
-        batch = consumer.fetch(5)
+        batch = consumer.fetch(5, min_messages=5)
         part = batch.parts[0]
         assert getattr(part, f"{field}s") == getattr(part, f"{field}s") == [[n] for n in range(1, 6)]
         assert [getattr(message, field) for message in batch] == [[n] for n in range(1, 6)]
@@ -132,7 +132,7 @@ def test_one_bad_record_names_its_offset_and_does_not_spoil_the_rest(memory: Mem
     for value in (b"0", b"1", b"bad", b"3"):
         memory.put(topic, 0, value)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic], value_deserializer=read) as consumer:
-        batch = consumer.fetch(4)
+        batch = consumer.fetch(4, min_messages=4)
         (part,) = batch.parts
         with pytest.raises(DeserializationFailed) as caught:
             assert part.values
@@ -176,7 +176,7 @@ def test_what_is_printed(memory: MemoryTestCluster) -> None:
         with joined(marshal, group, [topic]) as consumer:
             until(owns(consumer, 0, 1), "both partitions are claimed")
             assert repr(consumer) == f"Consumer({group!r}, [{topic!r}], client_id='host-1', claims=2)"
-            batch = consumer.fetch(20)
+            batch = consumer.fetch(20, min_messages=20)
             parts = [f"Part({part.topic_partition}@0..9, messages=10)" for part in batch.parts]
             assert list(map(repr, batch.parts)) == parts
             assert repr(batch) == f"Batch([{', '.join(parts)}])"

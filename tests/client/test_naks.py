@@ -37,7 +37,8 @@ def one(consumer: Consumer) -> Message:
 
 
 def metrics_of(consumer: Consumer, marshal: Any) -> ConsumerMetrics:
-    found: ConsumerMetrics = next(one for one in marshal.metrics().consumers if one.group == consumer.group)
+    group = consumer.cached_info().group
+    found: ConsumerMetrics = next(one for one in marshal.metrics().consumers if one.group == group)
     return found
 
 
@@ -90,7 +91,7 @@ def test_it_comes_after_its_delay_and_nothing_waits_for_it(memory: MemoryTestClu
 def test_parts_and_batches_are_given_back_as_a_whole(memory: MemoryTestCluster, how: str) -> None:
     """What was done before stays done, and what follows each other shares a part when it comes again."""
     with memory.reading(5) as consumer:
-        batch = consumer.fetch(5, expires_s=DEADLINE_S)
+        batch = consumer.fetch(5, min_messages=5, expires_s=DEADLINE_S)
         messages = list(batch)
         assert len(messages) == 5
         messages[2].ack()
@@ -98,7 +99,7 @@ def test_parts_and_batches_are_given_back_as_a_whole(memory: MemoryTestCluster, 
             assert [message.nak(0) for message in messages] == [True, True, False, True, True]
         else:
             assert (batch.parts[0] if how == "part" else batch).nak(0)
-        again = consumer.fetch(4, expires_s=DEADLINE_S)
+        again = consumer.fetch(4, min_messages=4, expires_s=DEADLINE_S)
         assert [part.offsets for part in again.parts] == [[0, 1], [3, 4]]
         assert {message.delivery_count for message in again} == {2}
         again.ack()
@@ -131,7 +132,7 @@ def test_a_drain_does_not_wait_for_what_waits(memory: MemoryTestCluster) -> None
         consumer = joined(marshal, memory.group(), [topic])
         assert one(consumer).nak(NEVER_S)
         consumer.drain(timeout_s=NEVER_S)
-        assert consumer.closed
+        assert consumer.cached_info().closed
 
 
 def test_an_ack_ends_the_wait_and_a_nak_of_what_is_done_does_nothing(memory: MemoryTestCluster) -> None:
@@ -148,7 +149,7 @@ def test_an_ack_ends_the_wait_and_a_nak_of_what_is_done_does_nothing(memory: Mem
 def test_a_nak_of_an_earlier_delivery_does_nothing(memory: MemoryTestCluster) -> None:
     """Another handler has the message. An ack of the earlier object is one of the message."""
     with memory.reading(4) as consumer:
-        batch = consumer.fetch(4)
+        batch = consumer.fetch(4, min_messages=4)
         assert batch[1].nak(0)
         again = one(consumer)
         assert (again.offset, again.delivery_count) == (1, 2)
@@ -160,7 +161,7 @@ def test_a_nak_of_an_earlier_delivery_does_nothing(memory: MemoryTestCluster) ->
         assert [(message.offset, message.delivery_count) for message in consumer.fetch(1)] == [(1, 3)]
         assert not again.nak(0)
         assert others.nak(0)
-        mixed = consumer.fetch(3)
+        mixed = consumer.fetch(3, min_messages=3)
         assert mixed.nak(0), "parts of different deliveries"
         assert again.ack()
         assert [message.offset for message in consumer.fetch(4, expires_s=5, min_messages=3)] == [0, 2, 3]
@@ -202,7 +203,7 @@ def test_bytes_bound_what_comes_again(memory: MemoryTestCluster) -> None:
             message.nak(0)
         sizes = []
         while sum(sizes) < 4:
-            batch = consumer.fetch(10, max_bytes=2_500, expires_s=0.05)
+            batch = consumer.fetch(10, min_messages=10, max_bytes=2_500, expires_s=0.05)
             sizes.append(len(batch))
             batch.ack()
         assert max(sizes) == 2
@@ -223,7 +224,7 @@ def test_a_storm_stops_what_is_new_and_is_reported(memory: MemoryTestCluster, mo
         messages = collect(consumer, 5, ack=False)
         for message in messages:
             message.nak(NEVER_S)
-        assert consumer.fetch(10, expires_s=0.1).parts == []
+        assert consumer.fetch(10, min_messages=10, expires_s=0.1).parts == []
         memory.fill(topic, 1, 3)
         assert places(collect(consumer, 3)) == [(1, 0), (1, 1), (1, 2)]
         until(lambda: len(found := events_of(consumer, "nak_storm")) == 1 and "5 messages" in found[0].text, "an event")
@@ -284,7 +285,7 @@ def test_a_message_that_owners_did_not_finish_is_reported_with_the_claim(memory:
     with memory.connect() as marshal:
         for deliveries in range(4):
             with joined(marshal, group, [topic]) as consumer:
-                until(lambda consumer=consumer: consumer.claims(), "the partition is ours")
+                until(lambda consumer=consumer: consumer.cached_info().claims, "the partition is ours")
                 figures = metrics_of(consumer, marshal)
                 assert [one.most_deliveries for one in figures.partitions] == [deliveries]
                 reported = [
@@ -304,7 +305,7 @@ def test_the_metric_of_a_poison_message_is_of_the_one_that_comes_most_often(memo
 
     with memory.connect() as marshal:
         with joined(marshal, group, [topic]) as consumer:
-            until(lambda: consumer.claims(), "the partition is ours")
+            until(lambda: consumer.cached_info().claims, "the partition is ours")
             assert figure() == 0
             first, poison, last = collect(consumer, 3, ack=False)
             assert figure() == 1
@@ -322,7 +323,7 @@ def test_the_metric_of_a_poison_message_is_of_the_one_that_comes_most_often(memo
             first = one(consumer)
             assert figure() == 2
         with joined(marshal, group, [topic]) as successor:
-            until(lambda: successor.claims(), "the partition is the next owner's")
+            until(lambda: successor.cached_info().claims, "the partition is the next owner's")
             assert figure() == 2
             assert one(successor).delivery_count == 3
             assert figure() == 3

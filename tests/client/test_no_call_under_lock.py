@@ -215,7 +215,7 @@ def test_no_client_is_called_under_the_lock(
             with embedded.connect("b") as second:
                 other = joined(second, group, [topic], **options)
                 with BackgroundConsumer(other) as more:
-                    until(lambda: len(other.claims()) == 1, "the late joiner has its share")
+                    until(lambda: len(other.cached_info().claims) == 1, "the late joiner has its share")
                     for partition in range(3):
                         embedded.fill(topic, partition, 20, first=20)
                     until(lambda: len(background.seen) + len(more.seen) >= 115, "both read on")

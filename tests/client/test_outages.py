@@ -81,7 +81,7 @@ def test_away_in_the_middle_costs_no_claim_and_loses_nothing(embedded: EmbeddedT
     with impatient(embedded) as marshal, joined(marshal, group, [topic]) as consumer:
         until(owns(consumer, 0, 1), "both partitions")
         embedded.fill(topic, 0, 10)
-        before = {claim.token for claim in consumer.claims().values()}
+        before = {claim.token for claim in consumer.cached_info().claims.values()}
         seen = places(collect(consumer, 10))
         embedded.broker.broker_down()
         until(lambda: [e for e in consumer.events() if e.kind == "fenced"], "the fence falls")
@@ -95,7 +95,7 @@ def test_away_in_the_middle_costs_no_claim_and_loses_nothing(embedded: EmbeddedT
         seen += places(collect(consumer, 10))
         consumer.flush()
         assert sorted(seen) == [(p, o) for p in (0, 1) for o in range(10)]
-        assert {claim.token for claim in consumer.claims().values()} == before
+        assert {claim.token for claim in consumer.cached_info().claims.values()} == before
         until(lambda: not marshal.waiting_for, "all is well again")
     assert embedded.accepted(group, Evict) == []
 
@@ -128,7 +128,7 @@ def test_two_members_survive_an_outage_without_evicting_each_other(embedded: Emb
         joined(marshal, group, [topic]) as one,
         joined(other, group, [topic]) as two,
     ):
-        until(lambda: len(one.claims()) == len(two.claims()) == 2, "two partitions each")
+        until(lambda: len(one.cached_info().claims) == len(two.cached_info().claims) == 2, "two partitions each")
         with BackgroundConsumer(one) as first, BackgroundConsumer(two) as second:
             for partition in range(4):
                 embedded.fill(topic, partition, 5)
@@ -152,7 +152,7 @@ def test_away_at_the_end(embedded: EmbeddedTestCluster) -> None:
     collect(consumer, 3)
     embedded.broker.broker_down()
     consumer.stop(timeout_s=0.5)
-    assert consumer.closed
+    assert consumer.cached_info().closed
     marshal.close(timeout_s=0.5)
     embedded.broker.broker_up()
 
@@ -163,7 +163,7 @@ def test_away_at_the_end_of_a_marshal_with_many_consumers(embedded: EmbeddedTest
     consumers = [joined(marshal, embedded.group(), [topic]) for _ in range(5)]
     embedded.broker.broker_down()
     marshal.close(timeout_s=0.5)
-    assert all(consumer.closed for consumer in consumers)
+    assert all(consumer.cached_info().closed for consumer in consumers)
     assert not [t for t in threading.enumerate() if t.name == "marshal-loop" and t is marshal._loop._thread]
     embedded.broker.broker_up()
 

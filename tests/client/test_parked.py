@@ -63,7 +63,10 @@ def test_one_partition_beyond_its_end_does_not_stop_the_others(cluster: TestClus
             return {one.parked for marshal in marshals for one in marshal.metrics().consumers}
 
         until(lambda: counted() == {1}, "all know it")
-        until(lambda: sum(len(consumer.claims()) for consumer in consumers) == PARTITIONS - 1, "the rest has owners")
+        until(
+            lambda: sum(len(consumer.cached_info().claims) for consumer in consumers) == PARTITIONS - 1,
+            "the rest has owners",
+        )
 
         for partition in range(PARTITIONS):
             cluster.fill(topic, partition, 2 * POSITION, first=MESSAGES)
@@ -165,12 +168,12 @@ def test_a_refused_partition_stops_no_consumer_and_one_that_may_read_nothing_get
     events: list[marshal_py.Advisory] = []
     with memory.connect("c") as marshal, joined(marshal, group, [topic, other]) as consumer:
         collect(consumer, 1)
-        until(lambda: len(consumer.claims()) == 2, "both are its own")
+        until(lambda: len(consumer.cached_info().claims) == 2, "both are its own")
         with BackgroundConsumer(consumer) as background:
             for _ in range(2):
-                until(lambda: TopicPartition(topic, 0) in consumer.claims(), "it is tried, and once more")
+                until(lambda: TopicPartition(topic, 0) in consumer.cached_info().claims, "it is tried, and once more")
                 refuse(consumer, TopicPartition(topic, 0))
-                until(lambda: TopicPartition(topic, 0) not in consumer.claims(), "it is given back")
+                until(lambda: TopicPartition(topic, 0) not in consumer.cached_info().claims, "it is given back")
             until(lambda: alarms(consumer, events), "it is parked")
             assert events[0].text.startswith("PartitionUnreadable: ")
             assert "(Topic authorization failed)" in events[0].text
@@ -184,7 +187,7 @@ def test_a_refused_partition_stops_no_consumer_and_one_that_may_read_nothing_get
             until(lambda: background.error, "nothing is left")
             assert isinstance(background.error, PartitionError)
             assert f"{other}:0 cannot be read: Topic authorization failed" in str(background.error)
-        assert not consumer.closed, "an admin may grant the right, and set the position"
+        assert not consumer.cached_info().closed, "an admin may grant the right, and set the position"
         moved = marshal.group(group)
         moved.set_position(topic, "earliest")
         memory.fill(topic, 0, 2)

@@ -29,7 +29,7 @@ def make(cluster: TestCluster, topic: str, messages: int = 3, partitions: int = 
 
 
 def topics(consumer: Consumer) -> set[str]:
-    return {tp.topic for tp in consumer.claims()}
+    return {tp.topic for tp in consumer.cached_info().claims}
 
 
 def values(messages: list[Any]) -> list[tuple[str, bytes]]:
@@ -51,11 +51,11 @@ def test_topics_are_consumed_as_they_appear(cluster: TestCluster, delivery: str)
         make(cluster, A)
         assert values(collect(consumer, 3)) == all_of(A)
         assert consumer.cached_info().waiting_for == ""
-        token = next(iter(consumer.claims().values())).token
+        token = next(iter(consumer.cached_info().claims.values())).token
         make(cluster, B)
         assert values(collect(consumer, 3)) == all_of(B)
         assert topics(consumer) == {A, B}
-        assert token in {claim.token for claim in consumer.claims().values()}, "A4: the first claim stayed"
+        assert token in {claim.token for claim in consumer.cached_info().claims.values()}, "A4: the first claim stayed"
         assert "topic_found" in {event.kind for event in consumer.events()}
     assert len(cluster.accepted(group, Join)) == 1
 
@@ -70,9 +70,9 @@ def test_members_take_over_a_topic_that_appears(memory: MemoryTestCluster) -> No
         joined(one, group, [PATTERN, "^refunds$"]) as wide,
         joined(two, group, ["^orders-[ab]$"]) as narrow,
     ):
-        until(lambda: len(wide.claims()) == len(narrow.claims()) == 1, "they share the first")
+        until(lambda: len(wide.cached_info().claims) == len(narrow.cached_info().claims) == 1, "they share the first")
         make(memory, B, partitions=2)
-        until(lambda: len(wide.claims()) == len(narrow.claims()) == 2, "they share the second")
+        until(lambda: len(wide.cached_info().claims) == len(narrow.cached_info().claims) == 2, "they share the second")
         make(memory, C)
         until(lambda: C in topics(wide), "only one matches the third")
         assert C not in topics(narrow)
@@ -139,7 +139,7 @@ def test_nothing_is_lost_that_comes_while_nobody_lives(memory: MemoryTestCluster
     group = memory.group()
     with memory.connect("c1") as marshal, joined(marshal, group, [PATTERN], start="latest") as consumer:
         until(lambda: topics(consumer) == {A}, "it reads the first")
-        assert [claim.position for claim in consumer.claims().values()] == [3]
+        assert [claim.position for claim in consumer.cached_info().claims.values()] == [3]
     make(memory, B, partitions=2)
     with memory.connect("c2") as marshal, joined(marshal, group, [PATTERN], start="latest") as consumer:
         assert values(collect(consumer, 6)) == sorted(all_of(B) * 2)
@@ -166,7 +166,7 @@ def test_a_new_group_begins_where_its_start_says(memory: MemoryTestCluster) -> N
         joined(one, group, [PATTERN], start="latest") as first,
         joined(two, group, [PATTERN], start="latest") as second,
     ):
-        until(lambda: len(first.claims()) == len(second.claims()) == 1, "they share the topics")
+        until(lambda: len(first.cached_info().claims) == len(second.cached_info().claims) == 1, "they share the topics")
     assert {record.start for record in memory.accepted(group, ClaimingPartition)} <= {-1, 3}
 
 

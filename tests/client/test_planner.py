@@ -50,7 +50,7 @@ def reading(cluster: TestCluster, count: int) -> Iterator[Planner]:
 
 def test_the_public_part_of_a_planner_is_one_call() -> None:
     """Beside what every membership has. The steps of `batch` are in `ranges`, for the sources of this library."""
-    assert {name for name in vars(Planner) if not name.startswith("_")} == {"batch"}
+    assert {name for name in vars(Planner) if not name.startswith("_")} == {"group", "batch"}
 
 
 def test_batches_take_turns_and_positions_follow_commits(cluster: TestCluster) -> None:
@@ -277,7 +277,7 @@ def test_a_member_that_joins_waits_for_its_share(cluster: TestCluster) -> None:
         settled(first)
         with planning(other, group, [topic]) as second:
             settled(second)
-            assert (len(first.claims()), len(second.claims())) == (2, 2)
+            assert (len(first.cached_info().claims), len(second.cached_info().claims)) == (2, 2)
 
 
 def test_local_pauses_hold_for_planning(memory: MemoryTestCluster) -> None:

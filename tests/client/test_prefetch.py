@@ -73,7 +73,7 @@ def one_by_one(consumer: Consumer) -> Iterator[Message]:
 
 def in_batches(consumer: Consumer) -> Iterator[Message]:
     while True:
-        batch = consumer.fetch(2 * PARTITIONS, expires_s=30)
+        batch = consumer.fetch(2 * PARTITIONS, min_messages=2 * PARTITIONS, expires_s=30)
         batch.ack()
         yield from batch
 
@@ -143,9 +143,12 @@ def test_partitions_that_are_taken_over_do_not_wait_for_earlier_ones(cluster: On
         until(owns(consumer, *range(PARTITIONS)), "all partitions are its")
         messages = one_by_one(consumer)
         with joined(two, group, [topic]) as other:
-            until(lambda: next(messages) and len(other.claims()) == PARTITIONS // 2, "half of them are the other's")
-            gone = {tp.partition for tp in other.claims()}
-        until(lambda: next(messages) and len(consumer.claims()) == PARTITIONS, "they came back")
+            until(
+                lambda: next(messages) and len(other.cached_info().claims) == PARTITIONS // 2,
+                "half of them are the other's",
+            )
+            gone = {tp.partition for tp in other.cached_info().claims}
+        until(lambda: next(messages) and len(consumer.cached_info().claims) == PARTITIONS, "they came back")
         assert handled_until_all(messages, gone) <= 4 * PARTITIONS
 
 
@@ -175,7 +178,7 @@ def test_a_fast_handler_reads_no_further_than_it_hands_over(cluster: OneQueueTes
     with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic]) as consumer:
         got = 0
         while got < 4 * FILLED:
-            batch = consumer.fetch(1_000, expires_s=30)
+            batch = consumer.fetch(1_000, min_messages=1_000, expires_s=30)
             batch.ack()
             got += len(batch)
         assert source_of(consumer).handed_out == got == 4 * FILLED
@@ -190,7 +193,7 @@ def test_a_batch_holds_an_even_share_of_each_partition(cluster: OneQueueTestClus
         until(owns(consumer, 0, 1, 2), "all partitions are its")
         complete(consumer._receiving.intake.pull(1.0), consumer._carry_out)
         shares: dict[int, int] = {}
-        for message in consumer.fetch(30):
+        for message in consumer.fetch(30, min_messages=30):
             shares[message.partition] = shares.get(message.partition, 0) + 1
         assert sum(shares.values()) == 30
         assert shares[1] == 2
@@ -213,11 +216,11 @@ def test_a_drain_hands_over_a_piece_and_not_all_that_was_fetched_ahead(
         seen = [next(messages) for _ in range(20)]
         assert consumer._queue.buffered() > 3 * MERGED_MAX
         for message in consumer:
-            if not consumer.stopping:
+            if not consumer._ending.stopping:
                 consumer.drain()
             seen.append(message)
             message.ack()
-        assert consumer.closed
+        assert consumer.cached_info().closed
         assert 20 + 40 <= len(seen) <= 20 + 40 + MERGED_MAX, "a piece, and what was reserved when it began"
         with joined(marshal, group, [topic], delivery=delivery) as successor:
             rest = collect(successor, 3 * FILLED - len(seen))
@@ -282,7 +285,7 @@ class Reader:
     def _run(self) -> None:
         while not self._over.is_set():
             if self._way == "fetch":
-                for message in self._consumer.fetch(2_000, expires_s=0.2):
+                for message in self._consumer.fetch(2_000, min_messages=2_000, expires_s=0.2):
                     self.got.append((message.partition, message.offset))
                     message.ack()
                 continue
@@ -294,7 +297,7 @@ class Reader:
 
     def stop(self) -> None:
         self._over.set()
-        self._consumer.request_stop(0.0)
+        self._consumer._ending.request_stop(0.0)
         self._thread.join(30)
         assert not self._thread.is_alive()
 
@@ -339,16 +342,9 @@ def next_of(consumer: Consumer) -> Iterator[Message]:
 def fetched(consumer: Consumer) -> Iterator[Message]:
     """In batches that ask for more than there may be."""
     while True:
-        batch = consumer.fetch(2_000, expires_s=0.5)
+        batch = consumer.fetch(2_000, min_messages=2_000, expires_s=0.5)
         batch.ack()
         yield from batch
-
-
-def fetched_each(consumer: Consumer) -> Iterator[Message]:
-    while True:
-        for message in consumer.fetch_each(2_000, expires_s=30):
-            message.ack()
-            yield message
 
 
 def consumed_whole(consumer: Consumer) -> Iterator[Message]:
@@ -362,7 +358,7 @@ BOUND = 40 * LARGE
 
 
 @pytest.mark.usefixtures("slow")
-@pytest.mark.parametrize("way", [one_by_one, next_of, fetched, fetched_each, consumed_whole])
+@pytest.mark.parametrize("way", [one_by_one, next_of, fetched, consumed_whole])
 @pytest.mark.parametrize("delivery", KINDS)
 @pytest.mark.parametrize("partitions", [1, 4])
 def test_what_is_buffered_is_bounded_in_bytes(
@@ -399,7 +395,7 @@ def watch_bytes(consumer: Consumer) -> list[int]:
 
 
 @pytest.mark.usefixtures("slow")
-@pytest.mark.parametrize("way", [one_by_one, consumed_whole, fetched_each])
+@pytest.mark.parametrize("way", [one_by_one, consumed_whole])
 def test_partitions_that_wait_for_acks_neither_fill_memory_nor_keep_the_others_waiting(
     cluster: OneQueueTestCluster, way: Callable[[Consumer], Iterator[Message]]
 ) -> None:
@@ -435,12 +431,8 @@ def megabytes(cluster: OneQueueTestCluster, partitions: int) -> str:
 
 
 def by_fetch(consumer: Consumer) -> Iterator[Message]:
-    while batch := consumer.fetch(5, expires_s=0.2):
+    while batch := consumer.fetch(5, min_messages=5, expires_s=0.2):
         yield from batch
-
-
-def by_fetch_each(consumer: Consumer) -> Iterator[Message]:
-    yield from consumer.fetch_each(1_000, expires_s=1.0)
 
 
 def by_next(consumer: Consumer) -> Iterator[Message]:
@@ -449,7 +441,7 @@ def by_next(consumer: Consumer) -> Iterator[Message]:
 
 
 @pytest.mark.usefixtures("slow")
-@pytest.mark.parametrize("way", [by_fetch, by_fetch_each, by_next])
+@pytest.mark.parametrize("way", [by_fetch, by_next])
 @pytest.mark.parametrize("partitions", [1, 12])
 def test_messages_that_were_given_back_count_among_the_buffered_ones(
     cluster: OneQueueTestCluster, partitions: int, way: Callable[[Consumer], Iterator[Message]]
@@ -533,14 +525,14 @@ def test_dead_letters_that_are_not_written_count_among_the_buffered_messages(
         until(owns(consumer, *range(12)), "all partitions are its")
         ended, queue = 0, consumer._queue
         while queue.answers.waiting_bytes() < PREFETCH_BYTES:
-            for message in consumer.fetch(5, expires_s=1.0):
+            for message in consumer.fetch(5, min_messages=5, expires_s=1.0):
                 message.term("bad")
                 ended += 1
         assert ended <= PREFETCH_BYTES // len(MEGABYTE) + 1
         assert queue.takes(1_000) == 0
         answers.set()
         while ended < 60:
-            for message in consumer.fetch(5, expires_s=1.0):
+            for message in consumer.fetch(5, min_messages=5, expires_s=1.0):
                 message.term("bad")
                 ended += 1
         until(lambda: queue.answers.letters is not None and queue.answers.letters.written == 60, "all are written")

@@ -17,8 +17,7 @@ from tests.support.client_fixtures import MemoryTestCluster, collect, joined, ow
 
 TAKING = ("fetch", "next", "iteration", "flush")
 WAITING = ("stop", "drain", "info", "close", "consumer")
-LOOKING = ("claims", "cached_info", "metrics", "pause", "resume")
-ANYWHERE = ("request_stop", "closed", "stopping", "group")
+LOOKING = ("cached_info", "metrics", "pause", "resume")
 
 
 def verbs(marshal: Marshal, consumer: Consumer, topic: str) -> dict[str, Callable[[], Any]]:
@@ -33,15 +32,10 @@ def verbs(marshal: Marshal, consumer: Consumer, topic: str) -> dict[str, Callabl
         "info": consumer.info,
         "close": marshal.close,
         "consumer": lambda: marshal.consumer("another", [topic]),
-        "claims": consumer.claims,
         "cached_info": consumer.cached_info,
         "metrics": marshal.metrics,
         "pause": lambda: consumer.pause(tps),
         "resume": lambda: consumer.resume(tps),
-        "request_stop": consumer.request_stop,
-        "closed": lambda: consumer.closed,
-        "stopping": lambda: consumer.stopping,
-        "group": lambda: consumer.group,
     }
 
 
@@ -88,7 +82,7 @@ def test_a_thread_that_holds_the_lock_is_refused_by_name(memory: MemoryTestClust
             reported = {name: outcome(call) for name, call in calls.items()}
         place = "a call of the same thread that holds the Marshal's lock"
         assert refused(reported) == named((*TAKING, *WAITING, *LOOKING), place)
-        assert not consumer.closed
+        assert not consumer.cached_info().closed
 
 
 def test_a_stop_that_is_refused_is_asked_for(memory: MemoryTestCluster) -> None:
@@ -110,7 +104,7 @@ def test_a_callback_of_the_data_client_may_look_and_not_fetch(
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         until(owns(consumer, 0), "the partition")
         calls = verbs(marshal, consumer, topic)
-        names = (*TAKING, *LOOKING, "info", *ANYWHERE[1:])
+        names = (*TAKING, *LOOKING, "info")
         inside = Inside(monkeypatch, consumer._driver.source, "poll", *(calls[name] for name in names))
         memory.fill(topic, 0, 2)
         if outer == "fetch":
@@ -130,19 +124,19 @@ def test_what_waits_for_the_background_thread_is_refused_on_it(
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         until(owns(consumer, 0), "the partition")
         calls = verbs(marshal, consumer, topic)
-        names = (*TAKING, *WAITING, *LOOKING, *ANYWHERE[1:])
+        names = (*TAKING, *WAITING, *LOOKING)
         inside = Inside(monkeypatch, marshal._context.coordination, "poll", *(calls[name] for name in names))
         assert inside.done.wait(40)
         reported = dict(zip(names, inside.reported, strict=True))
         place = "the background thread of the Marshal, which sends the heartbeats"
         assert refused(reported) == named((*TAKING, *WAITING), place)
-        assert not consumer.closed
+        assert not consumer.cached_info().closed
 
 
 def test_a_stop_may_be_requested_anywhere(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         until(owns(consumer, 0), "the partition")
-        Inside(monkeypatch, consumer._driver.source, "poll", consumer.request_stop)
+        Inside(monkeypatch, consumer._driver.source, "poll", consumer._ending.request_stop)
         assert not consumer.fetch(1, expires_s=40)
-        assert consumer.stopping
+        assert consumer._ending.stopping

@@ -1,4 +1,4 @@
-"""What fetch, next, fetch_each and consume ask for if the caller says nothing, on both fronts: without a cluster."""
+"""What fetch, next and consume ask for if the caller says nothing, on both fronts: without a cluster."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def test_a_fetch_of_nothing_said(front: Any) -> None:
     """ADR-37: "For requests with expires > 30s, heartbeats should be enabled by default"
     ADR-37: "Note that while max_messages and max_bytes are described as optional at least one of them is required."
     """
-    everything = Request(max_messages=1_000, max_bytes=None, min_messages=1_000, expires_s=30.0, idle_heartbeat_s=None)
-    assert asked(front.fetch) == asked(front.fetch_each) == everything
-    assert asked(front.next) == everything._replace(max_messages=1, min_messages=1)
+    everything = Request(max_messages=1_000, max_bytes=None, min_messages=1, expires_s=30.0, idle_heartbeat_s=None)
+    assert asked(front.fetch) == everything
+    assert asked(front.next) == everything._replace(max_messages=1)
 
 
 @pytest.mark.parametrize("front", FRONTS)
@@ -78,10 +78,11 @@ def test_a_consume_of_nothing_said(front: Any, arguments: tuple[Any, ...]) -> No
 
 
 @pytest.mark.parametrize("front", FRONTS)
-@pytest.mark.parametrize("verb", ["fetch", "next", "fetch_each", "consume"])
+@pytest.mark.parametrize("verb", ["fetch", "next", "consume"])
 def test_the_signatures_say_the_same(front: Any, verb: str) -> None:
     """Editors and help() show them. ADR-37: "expires - default 30s, minimum 1s" """
     defaults = {name: one.default for name, one in inspect.signature(getattr(front, verb)).parameters.items()}
     assert defaults.pop("expires_s") == 30.0
     assert defaults.pop("self") is inspect.Parameter.empty
+    assert defaults.pop("min_messages", 1) == 1
     assert {name for name, default in defaults.items() if default is not None} == set()

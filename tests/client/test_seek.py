@@ -22,7 +22,7 @@ def test_delivery_continues_at_the_offset_and_so_does_a_later_owner(cluster: Tes
             first = collect(consumer, 8)
             assert [message.offset for message in first] == list(range(8))
             consumer.seek((topic, 0), 3)
-            assert consumer.claims()[(topic, 0)].position == 3
+            assert consumer.cached_info().claims[(topic, 0)].position == 3
             again = collect(consumer, 2)
             assert [message.offset for message in again] == [3, 4]
             assert again[0].token > first[0].token
@@ -114,7 +114,7 @@ def test_positions_outside_the_partition_are_refused(memory: MemoryTestCluster) 
             with pytest.raises(PositionOutOfRange, match="valid are 2 to 5"):
                 consumer.seek((topic, 0), wrong)
         consumer.seek((topic, 0), 5)
-        assert consumer.claims()[(topic, 0)].position == 5
+        assert consumer.cached_info().claims[(topic, 0)].position == 5
 
 
 def test_only_the_owner_may_seek(memory: MemoryTestCluster) -> None:
@@ -241,6 +241,9 @@ def test_a_seek_without_an_answer_ends_in_time(memory: MemoryTestCluster, monkey
         with pytest.raises(ClusterUnreachable):
             consumer.seek((topic, 0), 3, timeout_s=0.2)
         memory.broker.writable = True
-        until(lambda: consumer.claims()[(topic, 0)].position == 3, "it is moved all the same, once the cluster answers")
+        until(
+            lambda: consumer.cached_info().claims[(topic, 0)].position == 3,
+            "it is moved all the same, once the cluster answers",
+        )
     assert len(asked) == 1
     assert 0 < asked[0] <= 0.2

@@ -21,8 +21,8 @@ def memory() -> MemoryTestCluster:
 def caught_up(memory: MemoryTestCluster, consumer: Consumer, topic: str, end: int) -> bool:
     """Whether every view says that nothing is left, while the consumer asks for more."""
     assert not consumer.fetch(1, expires_s=0.05)
-    claim = consumer.claims()[TopicPartition(topic, 0)]
-    known = memory.broker.committed.get((consumer.group, TopicPartition(topic, 0)))
+    claim = consumer.cached_info().claims[TopicPartition(topic, 0)]
+    known = memory.broker.committed.get((consumer.cached_info().group, TopicPartition(topic, 0)))
     return (claim.position, claim.lag, consumer.cached_info().lag, known) == (end, 0, 0, end)
 
 
@@ -78,7 +78,7 @@ def test_the_position_stays_below_a_message_that_is_not_acked(memory: MemoryTest
             message.ack()
         for _ in range(3):
             assert not consumer.fetch(1, expires_s=0.05)
-        assert consumer.claims()[TopicPartition(topic, 0)].position == 1
+        assert consumer.cached_info().claims[TopicPartition(topic, 0)].position == 1
         messages[1].ack()
         until(lambda: caught_up(memory, consumer, topic, MESSAGES + SKIPPED), "then it passes all")
 
@@ -106,5 +106,5 @@ def test_ranges_pass_what_holds_no_message(memory: MemoryTestCluster, delivery: 
         with planner.batch(100, 5.0) as batch:
             assert [(one.start, one.to) for one in batch.ranges] == [(0, MESSAGES + SKIPPED)]
             batch.commit()
-        until(lambda: planner.claims()[tp].lag == 0, "nothing is left")
-        assert planner.claims()[tp].position == MESSAGES + SKIPPED
+        until(lambda: planner.cached_info().claims[tp].lag == 0, "nothing is left")
+        assert planner.cached_info().claims[tp].position == MESSAGES + SKIPPED

@@ -216,7 +216,7 @@ def test_a_wrong_snapshot_is_found_out(memory: MemoryTestCluster, number: int, m
     with pytest.raises(SnapshotRefused) as raised, memory.connect() as marshal:  # noqa: PT012  # at any of these steps
         consumer = joined(marshal, IN[number], [topic])
         while time.monotonic() < deadline:
-            consumer.fetch(10, expires_s=0.05)
+            consumer.fetch(10, min_messages=10, expires_s=0.05)
     assert (raised.value.log, raised.value.at, raised.value.older) == (number, newer, older)
 
 
@@ -236,7 +236,7 @@ def test_a_gap_that_only_a_second_look_meets(
     with pytest.raises(LogGap), memory.connect() as marshal:  # noqa: PT012  # at any of these steps
         consumer = joined(marshal, IN[number], [topic])
         while time.monotonic() < deadline:
-            consumer.fetch(10, expires_s=0.05)
+            consumer.fetch(10, min_messages=10, expires_s=0.05)
 
 
 def test_no_snapshot_stands_in(memory: MemoryTestCluster, number: int) -> None:
@@ -300,10 +300,10 @@ def test_the_consumers_keep_their_log_short(memory: MemoryTestCluster, monkeypat
         joined(one, IN[1], [topic]) as a,
         joined(two, IN[1], [topic]) as b,
     ):
-        until(lambda: len(a.claims()) == len(b.claims()) == 1, "each has one")
+        until(lambda: len(a.cached_info().claims) == len(b.cached_info().claims) == 1, "each has one")
         until(lambda: pad(memory, 1, 16) and memory.broker.bounds(tp).first > 0, "records were deleted")
-        assert not a.closed
-        assert not b.closed
+        assert not a.cached_info().closed
+        assert not b.cached_info().closed
         found = [codec.open_snapshot(value) for value in memory.log_values(1)]
         records = [record for record in found if record is not None]
         instances = {loop.maintenance.snapshotters[1].instance for loop in (one._loop, two._loop)}
@@ -462,7 +462,7 @@ def test_a_broken_fold_among_three(memory: MemoryTestCluster, monkeypatch: pytes
     marshals = [memory.connect(name, evidence_dir=str(tmp_path)) for name in "abc"]
     try:
         consumers = [joined(marshal, IN[1], [topic]) for marshal in marshals]
-        until(lambda: [len(consumer.claims()) for consumer in consumers] == [1, 1, 1], "each has one")
+        until(lambda: [len(consumer.cached_info().claims) for consumer in consumers] == [1, 1, 1], "each has one")
         broken.append(marshals[1]._loop.worlds[1])
         offset = memory.broker.bounds(TopicPartition(LOG, 1)).end
         memory.put(LOG, 1, codec.encode(GroupConfig(-1), IN[1], root_of(memory).incarnation))
@@ -479,11 +479,13 @@ def test_a_broken_fold_among_three(memory: MemoryTestCluster, monkeypatch: pytes
         assert (held["client_id"], held["log"], held["first_difference"]) == ("b", 1, error.offset)
         log = states.plain_state(folded(memory, 1, held["at_offset"] + 1).groups[IN[1]], 100)
         assert list(states.differences(held["state"], log)) == [(f"partition {topic}:0", "generation", 1, 0)]
-        until(lambda: sorted(len(consumers[at].claims()) for at in (0, 2)) == [1, 2], "the others take over")
+        until(
+            lambda: sorted(len(consumers[at].cached_info().claims) for at in (0, 2)) == [1, 2], "the others take over"
+        )
         for at in (0, 2):
             events = [event for event in consumers[at]._driver.events if event.kind == "diverged"]
             assert all(event.text.startswith("b ") for event in events)
-            assert not consumers[at].closed
+            assert not consumers[at].cached_info().closed
     finally:
         for marshal in marshals:
             marshal.close()

@@ -129,7 +129,7 @@ def test_a_time_begins_at_the_first_message_that_is_not_older(
         memory.broker.produce(topic, 0, b"", None, None, BEGAN_MS + day * DAY_MS)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start=start) as consumer:
         until(owns(consumer, 0), "the partition is ours")
-        assert consumer.claims()[TopicPartition(topic, 0)].position == first
+        assert consumer.cached_info().claims[TopicPartition(topic, 0)].position == first
 
 
 def test_offsets_are_named_by_partition(cluster: TestCluster) -> None:
@@ -139,8 +139,8 @@ def test_offsets_are_named_by_partition(cluster: TestCluster) -> None:
         cluster.fill(topic, partition, 4)
     named = json.dumps({topic: {"0": 3, "1": -1, "2": -2}})
     with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], start=named) as consumer:
-        until(lambda: len(consumer.claims()) == 3, "the partitions are ours")
-        assert [claim.position for _, claim in sorted(consumer.claims().items())] == [3, 4, 0]
+        until(lambda: len(consumer.cached_info().claims) == 3, "the partitions are ours")
+        assert [claim.position for _, claim in sorted(consumer.cached_info().claims.items())] == [3, 4, 0]
 
 
 def test_a_time_is_named_by_partition(memory: MemoryTestCluster) -> None:
@@ -150,8 +150,8 @@ def test_a_time_is_named_by_partition(memory: MemoryTestCluster) -> None:
             memory.broker.produce(topic, partition, b"", None, None, BEGAN_MS + day * DAY_MS)
     named = json.dumps({topic: {"0": "2025-02-01", "1": "2025-02-03"}})
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start=named) as consumer:
-        until(lambda: len(consumer.claims()) == 2, "the partitions are ours")
-        assert [claim.position for _, claim in sorted(consumer.claims().items())] == [1, 3]
+        until(lambda: len(consumer.cached_info().claims) == 2, "the partitions are ours")
+        assert [claim.position for _, claim in sorted(consumer.cached_info().claims.items())] == [1, 3]
 
 
 def test_a_named_offset_that_retention_deleted_is_reported_as_lost(memory: MemoryTestCluster) -> None:
@@ -289,7 +289,7 @@ def test_without_ids_a_recreated_data_topic_is_not_read_again_in_silence(memory:
         memory.fill(topic, 0, 2)
 
         def parked() -> list[str]:
-            assert not consumer.fetch(10, expires_s=0.1)
+            assert not consumer.fetch(10, min_messages=10, expires_s=0.1)
             return [event.text for event in consumer.events() if event.kind == "parked"]
 
         (text,) = until(parked, "it is parked")
@@ -317,7 +317,7 @@ def test_two_consumers_of_one_marshal_are_both_mirrored(cluster: TestCluster) ->
     tps = [TopicPartition(topic, partition) for partition in (0, 1)]
     with cluster.connect() as marshal, cluster.connect() as observer:
         with joined(marshal, group, [topic], max_claims=1) as one, joined(marshal, group, [topic]) as two:
-            until(lambda: len(one.claims()) == len(two.claims()) == 1, "one partition each")
+            until(lambda: len(one.cached_info().claims) == len(two.cached_info().claims) == 1, "one partition each")
             collect(one, 4)
             collect(two, 4)
         until(lambda: observer._context.admin.committed(group, tps) == {tps[0]: 4, tps[1]: 4}, "the mirror")
@@ -418,8 +418,8 @@ def test_a_topic_that_joins_those_of_a_group_begins_as_start_says_and_for_a_quer
             memory.fill(topics[-1], 0, 3)
             join = marshal.planner if plans else marshal.consumer
             with join(group, topics, start="latest", heartbeat_interval_s=1) as consumer:
-                until(lambda: len(consumer.claims()) == len(topics), "the partitions are ours")
-                begun = {tp.topic: claim.position for tp, claim in consumer.claims().items()}
+                until(lambda: len(consumer.cached_info().claims) == len(topics), "the partitions are ours")
+                begun = {tp.topic: claim.position for tp, claim in consumer.cached_info().claims.items()}
             topics.append(memory.topic())
     assert begun == {topics[0]: 3, topics[1]: offset}
 

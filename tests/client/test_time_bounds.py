@@ -76,7 +76,7 @@ def test_calls_that_wait_for_the_log_end_while_it_takes_no_record(memory: Memory
             message.double_ack(timeout_s=0.1)
         with pytest.raises(AckNotConfirmed):
             consumer.flush(timeout_s=0.1)
-        assert len(consumer.fetch(10, expires_s=0.1)) <= 4
+        assert len(consumer.fetch(10, min_messages=10, expires_s=0.1)) <= 4
         while consumer.next(expires_s=0.1) is not None:
             pass
         memory.broker.writable = True

@@ -156,7 +156,7 @@ def test_what_a_dropped_consumer_delivered_can_still_be_acked(memory: MemoryTest
     memory.fill(topic, 0, 4)
     with memory.connect() as marshal:
         with pytest.warns(ResourceWarning):
-            batch = joined(marshal, group, [topic]).fetch(4)
+            batch = joined(marshal, group, [topic]).fetch(4, min_messages=4)
         (driver,) = marshal._joining.endings
         until(lambda: driver.member.leaving, "the background thread has noticed")
         assert reasons(memory, group) == []
@@ -164,7 +164,7 @@ def test_what_a_dropped_consumer_delivered_can_still_be_acked(memory: MemoryTest
         until(lambda: not marshal._joining.endings, "it is closed")
         with joined(marshal, group, [topic]) as successor:
             until(owns(successor, 0), "the partition is free")
-            assert successor.claims()[(topic, 0)].position == 4
+            assert successor.cached_info().claims[(topic, 0)].position == 4
 
 
 def test_a_stop_that_was_interrupted_is_completed(memory: MemoryTestCluster) -> None:

@@ -249,7 +249,7 @@ def test_a_lost_range_a_new_partition_and_the_mirror(apache: ApacheRig) -> None:
     with connect(apache.bootstrap, coordination_topic=log) as marshal:
         marshal._context.admin.commit(group, {tp: 1})
         with marshal.consumer(group, [topic], heartbeat_interval_s=1.0) as consumer:
-            batch = consumer.fetch(6, expires_s=DEADLINE_S)
+            batch = consumer.fetch(6, min_messages=6, expires_s=DEADLINE_S)
             assert [m.offset for m in batch] == list(range(4, 10))
             batch.ack()
             assert [(e.offset, e.to) for e in consumer.events() if e.kind == "offset_lost"] == [(1, 4)]

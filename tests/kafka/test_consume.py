@@ -50,7 +50,10 @@ def test_every_message_is_handled_once_while_partitions_move(kafka: Cluster, top
         iterated = second.consume(max_bytes=2_000)
         loop = threading.Thread(target=iterate, args=[iterated])
         loop.start()
-        until(lambda: len(first.claims()) == len(second.claims()) == PARTITIONS // 2, "both have partitions")
+        until(
+            lambda: len(first.cached_info().claims) == len(second.cached_info().claims) == PARTITIONS // 2,
+            "both have partitions",
+        )
         fill(kafka, name)
         until(lambda: len(seen) >= 2 * PARTITIONS * EACH, "the second half is handled")
         handled.drain()

@@ -47,7 +47,7 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
     ):
         read = 0
         while read < READ:
-            batch = consumer.fetch(READ - read, expires_s=0.2)
+            batch = consumer.fetch(READ - read, min_messages=READ - read, expires_s=0.2)
             read += sum(len(part) for part in batch.parts)
             batch.ack()
         consumer.flush()

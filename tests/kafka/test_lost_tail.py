@@ -83,15 +83,15 @@ def test_a_partition_that_lost_what_was_read_stops_until_its_position_is_set(
             log.fill(data, f"new {number}".encode())
 
         def parked() -> list[str]:
-            assert not consumer.fetch(10, expires_s=0.1)
+            assert not consumer.fetch(10, min_messages=10, expires_s=0.1)
             return [event.text for event in consumer.events() if event.kind == "parked" and event.topic == data]
 
         (text,) = until(parked, "the loss is reported")
         assert text.startswith("PartitionTruncated: ")
         assert "truncation detected at offset 6" in text
-        assert not consumer.closed
+        assert not consumer.cached_info().closed
         log.fill(data, b"later")
-        assert not consumer.fetch(10, expires_s=0.5)
+        assert not consumer.fetch(10, min_messages=10, expires_s=0.5)
         done = log.commands.run("set-position", GROUP, f"{data}:0", "--to", "4", "--yes")
         assert done.returncode == 0, done.stderr
         seen = [message.value for message in collect(consumer, GROWN_MESSAGES + 1)]

@@ -101,25 +101,34 @@ def test_a_running_group_keeps_its_log_short(
         log.connect("b", **options) as two,
         joined(two, GROUP, [data]) as second,
     ):
-        until(lambda: len(first.claims()) == len(second.claims()) == 1, "each consumer has one partition")
+        until(
+            lambda: len(first.cached_info().claims) == len(second.cached_info().claims) == 1,
+            "each consumer has one partition",
+        )
         until(lambda: log.grow(64) and log.bounds().first > 0, "records were deleted")
         cut = log.bounds().first
         until(lambda: log.grow(64) and log.bounds().first > cut, "and again")
         log.fill(data, b"0", b"1")
-        owner = first if 0 in {tp.partition for tp in first.claims()} else second
+        owner = first if 0 in {tp.partition for tp in first.cached_info().claims} else second
         assert places(collect(owner, 2)) == [(0, 0), (0, 1)]
         owner.flush()
         begins = log.bounds().first  # the others go on deleting
         with log.connect("c", **options) as three, joined(three, GROUP, [data]) as third:
             world = three._loop.worlds[0]
             assert world.began_at >= begins > 0
-            until(lambda: len(third.claims()) + len(first.claims()) + len(second.claims()) == 2, "all is shared")
-            assert not third.closed
+            until(
+                lambda: (
+                    len(third.cached_info().claims) + len(first.cached_info().claims) + len(second.cached_info().claims)
+                    == 2
+                ),
+                "all is shared",
+            )
+            assert not third.cached_info().closed
         done = log.commands.run("state", GROUP)
         assert done.returncode == 0, done.stderr
         assert data in done.stdout
-        assert not first.closed
-        assert not second.closed
+        assert not first.cached_info().closed
+        assert not second.cached_info().closed
     log.fill(data, b"2")
     with log.connect("d", **options) as four, joined(four, GROUP, [data]) as fourth:
         assert places(collect(fourth, 1)) == [(0, 2)]
@@ -129,7 +138,7 @@ def test_by_hand_under_a_running_consumer(log: CoordinationLog, topic: TopicFact
     """`marshal snapshot --truncate`: the consumer confirms; records before the older snapshot go; it works on."""
     data = topic(1)
     with log.connect("a") as marshal, joined(marshal, GROUP, [data]) as consumer:
-        until(lambda: len(consumer.claims()) == 1, "the consumer owns it")
+        until(lambda: len(consumer.cached_info().claims) == 1, "the consumer owns it")
         log.grow(100)
         (first,) = log.commands.json("snapshot", "--log", "0")
         assert (first["outcome"], first["sessions"], first["deleted_before"]) == ("confirmed", ["a"], None)
@@ -149,7 +158,7 @@ def test_by_hand_under_a_running_consumer(log: CoordinationLog, topic: TopicFact
         log.fill(data, b"0")
         assert places(collect(consumer, 1)) == [(0, 0)]
     with log.connect("b") as marshal, joined(marshal, GROUP, [data]) as consumer:
-        until(lambda: len(consumer.claims()) == 1, "a later one begins at the snapshot")
+        until(lambda: len(consumer.cached_info().claims) == 1, "a later one begins at the snapshot")
         assert marshal._loop.worlds[0].began_at == second["snapshot"]
     looked = log.commands.json("verify")
     assert looked["ok"], looked
@@ -164,7 +173,7 @@ def test_truncated_history_and_the_way_out(log: CoordinationLog, topic: TopicFac
         assert len(collect(consumer, 3)) == 3
         consumer.flush()
     with log.connect("old") as marshal, joined(marshal, GROUP, [data]) as old:
-        until(lambda: len(old.claims()) == 1, "the consumer owns it")
+        until(lambda: len(old.cached_info().claims) == 1, "the consumer owns it")
         assert log.admin.delete_records(log.tp, log.grow(20) - 10) == ""
         end = log.bounds().end
         with pytest.raises(HistoryTruncated, match="log reset"):
@@ -228,7 +237,7 @@ def test_a_reader_whose_unread_records_were_deleted_starts_again(log: Coordinati
         os.kill(slow.pid, signal.SIGSTOP)
         log.grow(1)  # all that its pending fetch gets
         with log.connect("b") as marshal, joined(marshal, GROUP, [data], heartbeat_interval_s=1.0) as other:
-            until(lambda: len(other.claims()) == 1, "the silent one is evicted")
+            until(lambda: len(other.cached_info().claims) == 1, "the silent one is evicted")
             log.grow(200)
             (first,) = log.commands.json("snapshot")
             log.grow(100)

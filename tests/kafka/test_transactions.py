@@ -41,8 +41,8 @@ def at_end(consumer: Consumer, tp: TopicPartition) -> bool:
     """Whether position, lag and the offset committed in Kafka say that nothing is left."""
     assert not consumer.fetch(1, expires_s=0.1)
     (end,) = consumer._context.admin.bounds([tp]).values()
-    claim = consumer.claims()[tp]
-    known = consumer._context.admin.committed(consumer.group, [tp]).get(tp)
+    claim = consumer.cached_info().claims[tp]
+    known = consumer._context.admin.committed(consumer.cached_info().group, [tp]).get(tp)
     return (claim.position, claim.lag, known) == (end.end, 0, end.end)
 
 
@@ -54,7 +54,7 @@ def test_a_topic_with_transactions_is_read_to_its_end(kafka: Cluster, data: str,
         with joined(marshal, f"g-{data}", [data], delivery=delivery) as consumer:
             assert len(collect(consumer, COMMITTED)) == COMMITTED
             until(lambda: at_end(consumer, tp), "nothing is left")
-            end = consumer.claims()[tp].position
+            end = consumer.cached_info().claims[tp].position
         assert end == COMMITTED + 1 + ABORTED + 1
         assert consumer._context.admin.delete_records(tp, end) == ""
         with joined(marshal, f"g-{data}", [data], delivery=delivery) as consumer:

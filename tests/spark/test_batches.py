@@ -37,7 +37,7 @@ def test_a_job_writes_everything_once_and_a_second_one_continues(
                         batch.df.write.mode("append").parquet(out)
                         batch.commit()
                         tokens.add(str(batch.token))
-                assert {info.position for info in planner.claims().values()} == {400}
+                assert {info.position for info in planner.cached_info().claims.values()} == {400}
     written = spark.read.parquet(out)
     assert offsets_of(written) == sorted(orders.written)
     assert {row.token for row in written.select("token").distinct().collect()} >= tokens
@@ -108,7 +108,7 @@ def test_batches_end_at_until(spark: SparkSession, make_topic: MakeTopic) -> Non
                 seen += [(one.partition, at) for one in batch.ranges for at in range(one.start, one.to)]
                 batch.commit()
         assert sorted(seen) == [(0, at) for at in range(4)] + [(1, at) for at in range(10)]
-        assert {tp.partition: info.position for tp, info in planner.claims().items()} == {0: 4, 1: 10}
+        assert {tp.partition: info.position for tp, info in planner.cached_info().claims.items()} == {0: 4, 1: 10}
         assert list(claimed_batches(spark, planner, until=until)) == []
         with pytest.raises(PositionOutOfRange, match="no position 11"):
             claimed_batches(spark, planner, until=json.dumps({orders.topic: {"0": 11, "1": -1}}))
@@ -122,7 +122,7 @@ def test_batches_that_end_fail_if_partitions_are_parked(
     orders = make_topic(2)
     orders.fill(10)
     with orders.connect() as marshal, orders.planner(marshal) as planner:
-        wait_for(lambda: len(planner.claims()) == 2, "it has both")
+        wait_for(lambda: len(planner.cached_info().claims) == 2, "it has both")
         for number in numbers:
             planner._driver.park(TopicPartition(orders.topic, number), "PartitionTruncated", "a test")
         wait_for(lambda: len(planner._driver.parked()) == len(numbers), "they are parked")

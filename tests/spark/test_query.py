@@ -141,7 +141,7 @@ def test_a_stopped_query_releases_at_once(spark: SparkSession, make_topic: MakeT
         until(lambda: set(orders.positions().values()) == {15}, "an idle trigger acks the last batch")
     with orders.connect() as marshal, orders.consumer(marshal, heartbeat_interval_s=60.0) as successor:
         # An eviction would have to be waited for two minutes.
-        until(lambda: len(successor.claims()) == 2, "the partitions are free")
+        until(lambda: len(successor.cached_info().claims) == 2, "the partitions are free")
 
 
 def test_a_batch_is_acked_when_spark_commits_it(spark: SparkSession, make_topic: MakeTopic, tmp_path: Path) -> None:

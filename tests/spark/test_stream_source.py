@@ -256,7 +256,7 @@ def test_a_replay_leaves_out_what_another_member_has_claimed_since(make_topic: M
     query.read()
     query.crash()
     with orders.connect() as marshal, orders.consumer(marshal) as consumer:
-        until(lambda: len(consumer.claims()) == 2, "the dead query is evicted")
+        until(lambda: len(consumer.cached_info().claims) == 2, "the dead query is evicted")
         until(lambda: (query.turn() or True) and query.commits > 0, "the replayed batch is done")
         query.crash()  # committed, and not acked
     query.settled()
@@ -319,7 +319,7 @@ def test_a_sink_that_fails_makes_no_message_look_like_poison(make_topic: MakeTop
         orders.connect() as marshal,
         orders.consumer(marshal, max_deliver=3, dead_letter_topic=make_topic(1).topic) as consumer,
     ):
-        batch = consumer.fetch(5, expires_s=30)
+        batch = consumer.fetch(5, min_messages=5, expires_s=30)
         assert batch[0].delivery_count == 2
         batch.ack()
         assert {"poison_message", "dead_letter"}.isdisjoint(event.kind for event in consumer._driver.events)
@@ -363,7 +363,7 @@ def test_a_claim_lost_in_the_middle_comes_again_elsewhere(make_topic: MakeTopic)
     rows = query.read()
     with orders.connect() as marshal, orders.consumer(marshal) as consumer, BackgroundConsumer(consumer) as keeper:
         query.finish(rows)
-        until(lambda: (query.turn() or True) and len(consumer.claims()) == 2, "the consumer has its share")
+        until(lambda: (query.turn() or True) and len(consumer.cached_info().claims) == 2, "the consumer has its share")
         orders.fill(25)
         until(lambda: (query.turn() or True) and len(keeper.seen) + len(query.out) == 200, "all is there")
         assert sorted([*places(keeper.seen), *query.out]) == sorted(orders.written)
@@ -432,7 +432,7 @@ def test_available_now_fails_at_its_end_if_partitions_are_parked(make_topic: Mak
     orders = make_topic(2)
     orders.fill(10)
     with orders.connect() as marshal, orders.consumer(marshal) as consumer:
-        until(lambda: len(consumer.claims()) == 2, "it has both")
+        until(lambda: len(consumer.cached_info().claims) == 2, "it has both")
         consumer._driver.park(TopicPartition(orders.topic, 0), "PartitionTruncated", "a test")
         until(lambda: list(consumer._driver.parked()) == [(orders.topic, 0)], "one is parked")
     for _ in range(2):
@@ -452,7 +452,7 @@ def test_available_now_fails_if_all_partitions_are_parked(make_topic: MakeTopic)
     orders = make_topic(2)
     orders.fill(10)
     with orders.connect() as marshal, orders.consumer(marshal) as consumer:
-        until(lambda: len(consumer.claims()) == 2, "it has both")
+        until(lambda: len(consumer.cached_info().claims) == 2, "it has both")
         for number in range(2):
             consumer._driver.park(TopicPartition(orders.topic, number), "PartitionTruncated", "a test")
         until(lambda: len(consumer._driver.parked()) == 2, "both are parked")
@@ -525,7 +525,7 @@ def test_a_query_with_state_refuses_to_share_its_group(make_topic: MakeTopic) ->
     first.settled()
     assert sorted(first.out) == sorted(orders.written)
     with orders.connect() as marshal, orders.consumer(marshal) as consumer:
-        until(lambda: consumer.claims(), "a service has joined")
+        until(lambda: consumer.cached_info().claims, "a service has joined")
         orders.fill(1)
         with pytest.raises(MembersAlive):
             first.turn()
@@ -567,7 +567,7 @@ def test_a_query_that_hangs_leaves_and_joins_again(make_topic: MakeTopic) -> Non
     query = Query(orders, handler_timeout_s=1.0, max_rows_per_batch=3)
     query.turn()
     with orders.connect() as marshal, orders.consumer(marshal) as consumer:
-        until(lambda: len(consumer.claims()) == 1, "the partition went to a member that reads")
+        until(lambda: len(consumer.cached_info().claims) == 1, "the partition went to a member that reads")
     query.settled()
     assert set(query.out) == orders.written
     assert len(query.out) <= 6 + 3, "at most the batch that Spark had while another member owned the partition"

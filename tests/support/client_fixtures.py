@@ -226,11 +226,11 @@ def places(messages: Iterable[Message]) -> list[tuple[int, int]]:
 
 
 def owns(consumer: Consumer, *partitions: int) -> Callable[[], bool]:
-    return lambda: {tp.partition for tp in consumer.claims()} == set(partitions)
+    return lambda: {tp.partition for tp in consumer.cached_info().claims} == set(partitions)
 
 
 def positions(consumer: Consumer) -> dict[int, int]:
-    return {tp.partition: claim.position for tp, claim in consumer.claims().items()}
+    return {tp.partition: claim.position for tp, claim in consumer.cached_info().claims.items()}
 
 
 class BackgroundConsumer:

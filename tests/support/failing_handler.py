@@ -13,6 +13,7 @@ False; with `watch_grants`, `asks` and `answered` are a ClaimingMessages that is
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -70,14 +71,18 @@ class User(worker.Worker):
                 self.consumer = consumer
                 marshal_py.stop_on_signals(consumer)
                 self.journal.write("joined")
-                while not consumer.stopping:
-                    for messages in self._delivered(consumer):
-                        self._take(messages)
-                        if wishes.leaves_after and self.handled >= wishes.leaves_after:
-                            if wishes.leaves_by == "block":
-                                return
-                            if not consumer.stopping:
-                                consumer.drain()
+                with contextlib.suppress(marshal_py.ConsumerClosed):  # a signal came between two batches
+                    self._take_all(consumer)
+
+    def _take_all(self, consumer: marshal_py.Consumer) -> None:
+        while not consumer._ending.stopping:
+            for messages in self._delivered(consumer):
+                self._take(messages)
+                if self.wishes.leaves_after and self.handled >= self.wishes.leaves_after:
+                    if self.wishes.leaves_by == "block":
+                        return
+                    if not consumer._ending.stopping:
+                        consumer.drain()
 
     def _delivered(self, consumer: marshal_py.Consumer) -> Iterator[list[marshal_py.Message]]:
         """The messages that are delivered together: one, or a batch."""

@@ -123,17 +123,10 @@ def batches_at_most_once(at: Place) -> None:
 
 
 @guide("docs/consumer.md", 3)
-def messages_of_one_fetch(at: Place) -> None:
-    handled = Handled(at)
-    from_the_start(handled, "docs/consumer.md", 3, store=lambda value, fence: handled.add(value))
-    handled.check()
-
-
-@guide("docs/consumer.md", 4)
 def consume_with_a_handler(at: Place) -> None:
     """An exit ends it."""
     handled = Handled(at, SystemExit)
-    from_the_start(handled, "docs/consumer.md", 4, store=lambda value, fence: handled.add(value))
+    from_the_start(handled, "docs/consumer.md", 3, store=lambda value, fence: handled.add(value))
     handled.check()
 
 
@@ -236,7 +229,7 @@ def dead_letters(at: Place) -> None:
     for topic in (at.topic, at.letters):
         at.cluster.create_topic(topic)
     with at.run("docs/acks.md", 3, marshal=at.marshal)["consumer"] as consumer:
-        at.cluster.run_until(lambda: len(consumer.claims()) == 1)
+        at.cluster.run_until(lambda: len(consumer.cached_info().claims) == 1)
         at.cluster.produce(at.topic, b"broken", key=b"7")
         message = consumer.next(DEADLINE_S)
         assert message is not None
@@ -298,7 +291,7 @@ def request_with_key(at: Place) -> None:
     """The first delivery is sent and its acks are lost: the second one has the same keys."""
     at.fill(2)
     with at.consumer() as consumer:
-        first = consumer.fetch(MESSAGES, expires_s=DEADLINE_S)
+        first = consumer.fetch(MESSAGES, min_messages=MESSAGES, expires_s=DEADLINE_S)
         sent = {f"{m.topic}/{m.partition}/{m.offset}": m.value for m in first}
         at.cluster.redeliver(consumer)
         stop, again = Stop(consumer, MESSAGES), {}
@@ -322,7 +315,7 @@ def remember(at: Place) -> None:
         with database:
             guard.create(database)
             database.execute("CREATE TABLE outbox (id TEXT PRIMARY KEY, body BLOB)")
-        for message in list(consumer.fetch(MESSAGES, expires_s=DEADLINE_S))[: MESSAGES // 2]:
+        for message in list(consumer.fetch(MESSAGES, min_messages=MESSAGES, expires_s=DEADLINE_S))[: MESSAGES // 2]:
             with database:
                 for new in guard.new(database, message):
                     row = (f"{new.topic}/{new.partition}/{new.offset}", new.value)

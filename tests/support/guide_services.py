@@ -56,7 +56,7 @@ def charge_in_the_background(at: Place) -> None:
             async def charge(message: Any) -> None:
                 seen.append(message.value)
                 if len(seen) == MESSAGES:
-                    consumer.request_stop()
+                    consumer._ending.request_stop()
 
             program = at.run("docs/asyncio.md", 1)["charge_in_the_background"]
             await asyncio.wait_for(program(consumer, charge), DEADLINE_S)
@@ -93,7 +93,7 @@ def in_parallel_with_asyncio(at: Place) -> None:
                         raise ConnectionError
                     done.append(value)
                     if len(done) == MESSAGES + 1:
-                        consumer.request_stop()
+                        consumer._ending.request_stop()
 
             block = at.block("docs/process.md", 1)
             await asyncio.wait_for(
@@ -196,7 +196,7 @@ def each_effect_once_with_await(at: Place) -> None:
             aio.connect(at.servers) as marshal,
             marshal.consumer(at.group, [at.topic], start="earliest") as consumer,
         ):
-            batch = await consumer.fetch(MESSAGES, expires_s=DEADLINE_S)
+            batch = await consumer.fetch(MESSAGES, min_messages=MESSAGES, expires_s=DEADLINE_S)
             for _ in range(2):
                 await run_awaiting(block, "docs/acks.md", AsyncGuard=AsyncGuard, psycopg=psycopg, batch=batch)
 
@@ -244,7 +244,7 @@ def a_key_of_a_subject(at: Place) -> None:
 def one_message_at_a_time(at: Place) -> None:
     at.cluster.create_topic(at.topic)
     with at.run("docs/process.md", 2, marshal=at.marshal)["consumer"] as consumer:
-        at.cluster.run_until(consumer.claims)
+        at.cluster.run_until(lambda: consumer.cached_info().claims)
         at.cluster.produce_many(at.topic, VALUES)
         for value in VALUES:
             [message] = consumer.fetch(2, min_messages=1, expires_s=DEADLINE_S)
@@ -310,7 +310,7 @@ def options_of_the_history(at: Place) -> None:
     at.run("docs/history.md", 0, marshal_py=SimpleNamespace(connect=connect), servers=at.servers)
     [marshal] = opened
     with marshal, marshal.consumer(at.group, [at.topic], start="earliest") as consumer:
-        assert [one.value for one in consumer.fetch(MESSAGES, expires_s=DEADLINE_S)] == VALUES
+        assert [one.value for one in consumer.fetch(MESSAGES, min_messages=MESSAGES, expires_s=DEADLINE_S)] == VALUES
 
 
 # --- docs/monitoring.md
@@ -331,7 +331,7 @@ def exporter(at: Place) -> None:
     block = at.block("docs/monitoring.md", 1)
     assert block.count("9100") == 2
     with at.consumer() as consumer:
-        assert len(consumer.fetch(MESSAGES, expires_s=DEADLINE_S)) == MESSAGES
+        assert len(consumer.fetch(MESSAGES, min_messages=MESSAGES, expires_s=DEADLINE_S)) == MESSAGES
         names: dict[str, Any] = {"marshal": at.marshal}
         exec(compile(block.replace("9100", str(port)), "docs/monitoring.md", "exec"), names)
         try:

@@ -63,11 +63,6 @@ def in_batches(consumer: Consumer) -> Iterator[Message]:
         yield from consumer.fetch(IN_HAND, expires_s=5)
 
 
-def each(consumer: Consumer) -> Iterator[Message]:
-    while True:
-        yield from consumer.fetch_each(1_000, expires_s=5)
-
-
 def consume(consumer: Consumer) -> Iterator[Message]:
     yield from consumer.consume()
 
@@ -93,12 +88,6 @@ async def aio_in_batches(consumer: aio.AsyncConsumer) -> AsyncIterator[Message]:
             yield message
 
 
-async def aio_each(consumer: aio.AsyncConsumer) -> AsyncIterator[Message]:
-    while True:
-        async for message in consumer.fetch_each(1_000, expires_s=5):
-            yield message
-
-
 async def aio_consume(consumer: aio.AsyncConsumer) -> AsyncIterator[Message]:
     async for message in consumer.consume():
         yield message
@@ -108,7 +97,6 @@ WAYS: Final[dict[str, Callable[[Consumer], Iterator[Message]]]] = {
     "iterate": iterate,
     "next": one_by_one,
     "fetch": in_batches,
-    "fetch_each": each,
     "consume": consume,
     "consume_bytes": consume_bytes,
 }
@@ -116,7 +104,6 @@ AIO_WAYS: Final[dict[str, Callable[[aio.AsyncConsumer], AsyncIterator[Message]]]
     "aio_iterate": aio_iterate,
     "aio_next": aio_one_by_one,
     "aio_fetch": aio_in_batches,
-    "aio_fetch_each": aio_each,
     "aio_consume": aio_consume,
 }
 HANDLERS: Final = ("handler", "aio_handler")  # of `consume`, on a thread or in a task

@@ -86,4 +86,4 @@ class Stop:
         with self.lock:
             self.left -= 1
             if not self.left:
-                self.consumer.request_stop()
+                self.consumer._ending.request_stop()

@@ -82,7 +82,7 @@ def service(servers: str, folder: Path, kind: str) -> None:
         marshal.consumer(GROUP, [TOPIC], start="earliest", heartbeat_interval_s=1.0) as consumer,
         marshal_py.stop_on_signals(consumer),
     ):
-        while not consumer.stopping:
+        while True:
             batch = consumer.fetch(400, expires_s=0.5)
             try:
                 if batch:

@@ -177,21 +177,24 @@ class Worker:
     # --- fetching
 
     def _fetch_all(self, consumer: marshal_py.Consumer, handle: Any) -> None:
-        while not consumer.stopping:
+        while True:
             try:
                 if self.settings.style == "batch":
                     self._fetch_batches(consumer, handle)
                 else:
                     for message in consumer:
                         self._begin([message], handle)
+                    return
+            except marshal_py.ConsumerClosed:  # it was asked to stop
+                return
             except marshal_py.MarshalError as error:
-                self._note_error(error, consumer.closed)
-                if consumer.closed:
+                self._note_error(error, consumer.cached_info().closed)
+                if consumer.cached_info().closed:
                     self._fetch_after_error(consumer, handle)
                     raise
 
     def _fetch_batches(self, consumer: marshal_py.Consumer, handle: Any) -> None:
-        while not consumer.stopping:
+        while True:
             batch = consumer.fetch(self.random.randint(1, self.settings.batch_max), expires_s=FETCH_EXPIRES_S)
             gate_ns = WatchedClock.seen.ns
             for part in batch.parts:

@@ -83,11 +83,11 @@ def test_a_name_that_kafka_does_not_take(cluster: LocalCluster, name: str) -> No
 def test_an_evicted_consumer_loses_its_claims_and_joins_again(cluster: LocalCluster) -> None:
     lost: list[str] = []
     consumer = member(cluster, on_lost=lambda info, reason: lost.append(reason))
-    cluster.run_until(consumer.claims)
+    cluster.run_until(lambda: consumer.cached_info().claims)
     session = consumer.cached_info().session
     cluster.evict(consumer)
     assert consumer.cached_info().session != session
-    cluster.run_until(lambda: lost and consumer.claims())
+    cluster.run_until(lambda: lost and consumer.cached_info().claims)
     seen = kinds(consumer)
     assert {"evicted", "lost"} <= set(seen)
     assert seen.count("joined") == seen.count("claimed") == 2
@@ -97,11 +97,11 @@ def test_only_what_was_not_acked_is_delivered_again(cluster: LocalCluster) -> No
     for number in range(4):
         cluster.produce("orders", b"%d" % number)
     consumer = member(cluster)
-    first = consumer.fetch(4, expires_s=10)
+    first = consumer.fetch(4, min_messages=4, expires_s=10)
     first[0].ack()
     first[2].ack()
     cluster.redeliver(consumer)
-    again = consumer.fetch(2, expires_s=10)
+    again = consumer.fetch(2, min_messages=2, expires_s=10)
     assert [message.value for message in again] == [b"1", b"3"]
     assert again[0].token > first[0].token
     assert [message.delivery_count for message in again] == [2, 2]
@@ -116,9 +116,9 @@ def test_at_most_once_delivers_nothing_again(cluster: LocalCluster) -> None:
 
 def test_a_pause_and_its_end(cluster: LocalCluster) -> None:
     consumer = member(cluster)
-    cluster.run_until(consumer.claims)
+    cluster.run_until(lambda: consumer.cached_info().claims)
     cluster.pause("billing")
-    cluster.run_until(lambda: not consumer.claims())
+    cluster.run_until(lambda: not consumer.cached_info().claims)
     cluster.produce("orders", b"1")
     assert consumer.next(0.05) is None
     assert cluster.resume("billing")
@@ -130,7 +130,7 @@ def test_a_pause_and_its_end(cluster: LocalCluster) -> None:
 
 def test_an_outage_and_its_end(cluster: LocalCluster) -> None:
     consumer = member(cluster)
-    cluster.run_until(consumer.claims)
+    cluster.run_until(lambda: consumer.cached_info().claims)
     with cluster.outage():
         assert consumer.next(0.05) is None
     cluster.produce("orders", b"1")
@@ -145,7 +145,7 @@ def test_what_the_service_left_open_is_closed() -> None:
             cluster.create_topic("orders")
             marshal = marshal_py.connect({"bootstrap.servers": cluster.bootstrap_servers})
             consumer = marshal.consumer("billing", ["orders"])
-        assert consumer.closed
+        assert consumer.cached_info().closed
         with pytest.raises(ConsumerClosed):
             marshal.consumer("billing", ["orders"])
 
@@ -178,23 +178,23 @@ def test_so_many_seconds_pass(memory: MemoryCluster) -> None:
 
 def test_nobody_is_fenced_because_time_passed(memory: MemoryCluster) -> None:
     consumers = [member(memory), member(memory)]
-    memory.run_until(lambda: all(len(consumer.claims()) == 1 for consumer in consumers))
+    memory.run_until(lambda: all(len(consumer.cached_info().claims) == 1 for consumer in consumers))
     memory.advance(30)
     for consumer in consumers:
         assert not {"fenced", "evicted"} & set(kinds(consumer))
-        assert len(consumer.claims()) == 1
+        assert len(consumer.cached_info().claims) == 1
 
 
 def test_a_dead_consumer_is_replaced(memory: MemoryCluster) -> None:
     first = memory.connect()
     one = first.consumer("billing", ["orders"], start="earliest")
-    memory.run_until(lambda: len(one.claims()) == 2)
+    memory.run_until(lambda: len(one.cached_info().claims) == 2)
     memory.kill(first)
     two = member(memory)
     memory.advance(INTERVAL_S)
-    assert two.claims() == {}, "it has waited for one interval only"
+    assert two.cached_info().claims == {}, "it has waited for one interval only"
     memory.advance(2 * INTERVAL_S)
-    assert len(two.claims()) == 2
+    assert len(two.cached_info().claims) == 2
 
 
 def test_a_message_that_comes_after_its_owners_have_died_is_delivered(memory: MemoryCluster) -> None:
@@ -203,12 +203,12 @@ def test_a_message_that_comes_after_its_owners_have_died_is_delivered(memory: Me
     for _ in range(4):
         marshal = memory.connect()
         consumer = marshal.consumer("billing", ["orders"], start="earliest")
-        memory.run_until(lambda consumer=consumer: len(consumer.claims()) == 2)
+        memory.run_until(lambda consumer=consumer: len(consumer.cached_info().claims) == 2)
         memory.advance(INTERVAL_S)
         memory.kill(marshal)
         memory.advance(3 * INTERVAL_S)
     heir = member(memory, max_deliver=3, dead_letter_topic="letters")
-    memory.run_until(lambda: len(heir.claims()) == 2)
+    memory.run_until(lambda: len(heir.cached_info().claims) == 2)
     memory.produce("orders", b"1", partition=0)
     message = heir.next(10)
     assert message is not None
@@ -228,11 +228,11 @@ def test_a_handler_that_hangs(memory: MemoryCluster) -> None:
 
 def test_a_pause_ends_by_itself(memory: MemoryCluster) -> None:
     consumer = member(memory)
-    memory.run_until(lambda: len(consumer.claims()) == 2)
+    memory.run_until(lambda: len(consumer.cached_info().claims) == 2)
     memory.pause("billing", duration_s=60)
     memory.advance(55)
-    assert not consumer.claims()
-    memory.run_until(lambda: len(consumer.claims()) == 2)
+    assert not consumer.cached_info().claims
+    memory.run_until(lambda: len(consumer.cached_info().claims) == 2)
 
 
 def test_a_pause_does_not_wait_long_for_handlers(memory: MemoryCluster) -> None:
@@ -248,14 +248,14 @@ def test_a_pause_does_not_wait_long_for_handlers(memory: MemoryCluster) -> None:
 
 def test_a_fenced_consumer_delivers_nothing(memory: MemoryCluster) -> None:
     consumer, other = member(memory), member(memory)
-    memory.run_until(lambda: all(len(one.claims()) == 1 for one in (consumer, other)))
-    claims = consumer.claims().keys()
+    memory.run_until(lambda: all(len(one.cached_info().claims) == 1 for one in (consumer, other)))
+    claims = consumer.cached_info().claims.keys()
     with memory.fence(consumer):
         for partition in range(2):
             memory.produce("orders", b"1", partition=partition)
         assert consumer.next(0) is None
-        assert consumer.claims().keys() == claims
-        assert len(other.claims()) == 1
+        assert consumer.cached_info().claims.keys() == claims
+        assert len(other.cached_info().claims) == 1
         assert "fenced" in kinds(consumer)
     assert consumer.next(5) is not None
     assert "unfenced" in kinds(consumer)
@@ -263,16 +263,16 @@ def test_a_fenced_consumer_delivers_nothing(memory: MemoryCluster) -> None:
 
 def test_a_consumer_that_is_fenced_for_long_is_replaced(memory: MemoryCluster) -> None:
     consumer, other = member(memory), member(memory)
-    memory.run_until(lambda: all(len(one.claims()) == 1 for one in (consumer, other)))
+    memory.run_until(lambda: all(len(one.cached_info().claims) == 1 for one in (consumer, other)))
     with memory.fence(consumer):
         memory.advance(2 * INTERVAL_S)
-        assert len(other.claims()) == 2
+        assert len(other.cached_info().claims) == 2
     assert "evicted" in kinds(consumer)
 
 
 def test_an_outage_evicts_nobody(memory: MemoryCluster) -> None:
     consumers = [member(memory), member(memory)]
-    memory.run_until(lambda: all(len(consumer.claims()) == 1 for consumer in consumers))
+    memory.run_until(lambda: all(len(consumer.cached_info().claims) == 1 for consumer in consumers))
     with memory.outage():
         memory.advance(60)
         with pytest.raises(ClusterUnreachable, match="down"):
@@ -294,7 +294,7 @@ def test_redelivery_again_and_again(memory: MemoryCluster) -> None:
         memory.produce("orders", b"%d" % number, partition=0)
     consumer = member(memory)
     for delivery in range(1, 5):
-        assert [m.delivery_count for m in consumer.fetch(5, expires_s=5)] == [delivery] * 5
+        assert [m.delivery_count for m in consumer.fetch(5, min_messages=5, expires_s=5)] == [delivery] * 5
         memory.redeliver(consumer)
 
 
@@ -345,7 +345,7 @@ def test_a_thread_of_the_service_gets_its_time(memory: MemoryCluster) -> None:
     thread = threading.Thread(target=run)
     thread.start()
     memory.run_until(lambda: len(seen) == 20)
-    consumer.request_stop()
+    consumer._ending.request_stop()
     thread.join()
     assert len(set(seen)) == 20
 
@@ -354,9 +354,9 @@ def test_the_switches_take_consumers_of_asyncio(memory: MemoryCluster) -> None:
     async def main() -> None:
         first = await aio.connect(memory.bootstrap_servers)
         one: Any = await first.consumer("billing", ["orders"], start="earliest")
-        await asyncio.to_thread(memory.run_until, one.claims)
+        await asyncio.to_thread(memory.run_until, lambda: one.cached_info().claims)
         await asyncio.to_thread(memory.evict, one)
-        await asyncio.to_thread(memory.run_until, lambda: len(one.claims()) == 2)
+        await asyncio.to_thread(memory.run_until, lambda: len(one.cached_info().claims) == 2)
         with memory.fence(one):
             memory.produce("orders", b"1")
             assert await one.next(0) is None
@@ -367,7 +367,7 @@ def test_the_switches_take_consumers_of_asyncio(memory: MemoryCluster) -> None:
         async with await aio.connect(memory.bootstrap_servers) as second:
             two = await second.consumer("billing", ["orders"], start="earliest")
             await asyncio.to_thread(memory.advance, 3 * INTERVAL_S)
-            assert len(two.claims()) == 2
+            assert len(two.cached_info().claims) == 2
         await first.close(0)
 
     asyncio.run(main())

@@ -55,7 +55,7 @@ def test_answers_are_recorded_in_order() -> None:
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 def test_an_ack_that_waits_is_one_answer(delivery: str) -> None:
     message = make_message(delivery=delivery)
-    assert message.ack(wait=True)
+    assert message.double_ack()
     assert message.acked
     assert message.verbs == ["double_ack"]
 
@@ -115,12 +115,10 @@ def test_every_verb_is_recorded_once_and_in_every_message(kind: type) -> None:
         assert [message.verbs for message in batch.messages] == [[verb], [] if kind is Message else [verb]]
 
 
-@pytest.mark.parametrize("verb", ["ack", "double_ack"])
-def test_a_wrong_timeout_is_refused_as_a_consumer_does(verb: str) -> None:
-    wait = {"wait": True} if verb == "ack" else {}
+def test_a_wrong_timeout_is_refused_as_a_consumer_does() -> None:
     for answered in (make_message(), make_batch([b"1"]), make_batch([b"1"]).parts[0]):
         with pytest.raises(InvalidOption, match="timeout_s"):
-            getattr(answered, verb)(timeout_s=-1, **wait)
+            answered.double_ack(timeout_s=-1)
         assert answered.ack(), "it was not acked before"
 
 

@@ -22,7 +22,7 @@ from marshal_py.protocol.wire.identity import NONE, Instant, Token, TopicPartiti
 from marshal_py.transport.ports import RawMessage
 from marshal_py.transport.serialization import Deserializer
 
-ACK_TIMEOUT_S: Final = 10.0  # how long `ack(wait=True)` waits by default: as long as a consumer's `stop`
+ACK_TIMEOUT_S: Final = 10.0  # how long `double_ack` waits by default: as long as a consumer's `stop`
 
 
 class Acked(NamedTuple):

@@ -10,14 +10,12 @@ from __future__ import annotations
 import hmac
 import secrets
 import struct
-from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from marshal_py.client.messages.acks import Acked, Delivered, DeliveryContext
+from marshal_py.client.messages.acks import Delivered, DeliveryContext
 from marshal_py.client.messages.message import Message
 from marshal_py.errors import HandleUnknown, NeedsAtLeastOnce
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.wire.identity import TopicPartition
 
@@ -88,11 +86,10 @@ class Handles:
             raise HandleUnknown(self._group, f"its message {place.tp}@{place.offset} is done, or its claim is over")
         return message
 
-    def complete(self, handle: bytes, context: DeliveryContext) -> Sequence[Acked]:
+    def complete(self, handle: bytes, context: DeliveryContext) -> bool:
         """Acks the message that a handle names. Called with the lock held.
 
-        Returns what the log must accept, with whether the ack came too late. A second call changes nothing.
-        Raises HandleUnknown.
+        Returns whether the ack came in time. A second call changes nothing. Raises HandleUnknown.
         """
         epoch, offset, tp = place = self.read(handle)
         self._kept.pop(place, None)
@@ -100,16 +97,11 @@ class Handles:
         if claim is None:
             context.member.late_acks += 1
             context.lost_acks.late(tp)
-            gone = Claim(tp, epoch, 0, AtLeastOnce(offset))
-            gone.seal(ClaimPhase.GONE)
-            return [Acked(gone, [(offset, offset + 1)], late=True)]
-        tracker, in_time = claim.tracker, True
-        if not isinstance(tracker, AtLeastOnce):
-            in_time = Delivered(context, claim, None).finish_range(0, 0)
-        elif (found := tracker.place_of(offset)) is not None:
-            run, index = found
-            in_time = Delivered(context, claim, run).finish_range(index, index + 1)
-        return [Acked(claim, [(offset, offset + 1)], late=not in_time)]
+            return False
+        if not isinstance(claim.tracker, AtLeastOnce):
+            return Delivered(context, claim, None).finish_range(0, 0)
+        run, index = claim.tracker.place_of(offset) or (None, 0)
+        return run is None or Delivered(context, claim, run).finish_range(index, index + 1)
 
 
 def _open(message: Message[Any, Any]) -> bool:

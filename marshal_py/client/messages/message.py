@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, NoReturn, SupportsIndex, cast, overload
 from msgspec import Struct, structs
 
 from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked, Delivered, DeliveryContext
-from marshal_py.client.values.requests import check_ack_wait, check_timeout, payload_bytes
+from marshal_py.client.values.requests import check_timeout, payload_bytes
 from marshal_py.errors import DeserializationFailed, InvalidOption, MessageNotPickled
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce
@@ -115,19 +115,14 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         tracker = self._delivered.claim.tracker
         return tracker.delivery_count(self.offset) if isinstance(tracker, AtLeastOnce) else 1
 
-    def ack(self, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
+    def ack(self) -> bool:
         """Marks the message as done. Any thread may call it, in any order; a second call changes nothing.
 
         Returns False if the ack came too late: the claim has been released or lost, and in at-least-once mode the
         message will be delivered again. True says that this consumer held the claim as far as it had read the log, and
         reports the ack to it; only `double_ack` and `Consumer.flush` say that the log has it. At-most-once mode needs
         no acks; there a call only says that the handler has returned. Raises UsedAfterFork.
-
-        With `wait` it does what `double_ack` does. Raises InvalidOption if `wait` is no bool but true, as 5 is.
         """
-        if wait:
-            check_ack_wait(wait)
-            return self.double_ack(timeout_s)
         delivered, index = self._delivered, self._index
         run = delivered.run
         if run is None:
@@ -304,14 +299,8 @@ class Part(Generic[K_co, V_co]):
     def offsets(self) -> list[int]:
         return [raw.offset() or 0 for raw in self.raw]
 
-    def ack(self, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
-        """Marks all messages of this part as done. Returns False if that came too late, as `Message.ack` does.
-
-        With `wait` it does what `double_ack` does. Raises UsedAfterFork.
-        """
-        if wait:
-            check_ack_wait(wait)
-            return self.double_ack(timeout_s)
+    def ack(self) -> bool:
+        """Marks all messages of this part as done. Returns False if that came too late, as `Message.ack` does."""
         return self._delivered.finish_range(self._first, self._first + len(self.raw))
 
     def double_ack(self, timeout_s: float = ACK_TIMEOUT_S) -> bool:
@@ -393,14 +382,8 @@ class Batch(Generic[K_co, V_co]):
     def __init__(self, parts: Sequence[Part[K_co, V_co]]) -> None:
         self.parts = parts
 
-    def ack(self, wait: bool = False, timeout_s: float = ACK_TIMEOUT_S) -> bool:
-        """Marks all messages as done. Returns False if that came too late for some of them, as `Message.ack` does.
-
-        With `wait` it does what `double_ack` does. Raises UsedAfterFork.
-        """
-        if wait:
-            check_ack_wait(wait)
-            return self.double_ack(timeout_s)
+    def ack(self) -> bool:
+        """Marks all messages as done. Returns False if that came too late for some of them, as `Message.ack` does."""
         return all([part.ack() for part in self.parts])
 
     def double_ack(self, timeout_s: float = ACK_TIMEOUT_S) -> bool:

@@ -1,4 +1,4 @@
-"""Waits until the log has accepted acks: `flush`, `double_ack` and `ack(wait=True)`, and the commit of planned ranges.
+"""Waits until the log has accepted acks: `flush` and `double_ack`, and the commit of planned ranges.
 
 An ack moves the position of its claim, or adds to the ranges that are finished above it; the next heartbeat or Release
 tells the log so. It is accepted when this reader has folded that record (T17). Threads that wait at the same time share

@@ -16,7 +16,7 @@ from marshal_py.client.delivery.redelivery import Redelivered
 from marshal_py.client.driver.idle_heartbeat import IdleHeartbeat
 from marshal_py.client.receive.intake import Intake
 from marshal_py.client.receive.refill import Refill
-from marshal_py.client.values.requests import ConsumeRequest, Request, message_bytes
+from marshal_py.client.values.requests import ConsumeRequest, message_bytes
 from marshal_py.client.values.waits import Steps
 from marshal_py.transport.ports import Chunk
 
@@ -74,40 +74,6 @@ class Demand:
         if self.watch is not None:
             self.watch.message() if came else self.watch.check()
         return came
-
-
-class LimitedDemand(Demand):
-    """Asks for what a `fetch` asks for, to deliver each message as it comes."""
-
-    verb = "fetch_each"
-
-    def __init__(self, intake: Intake, request: Request, watch: IdleHeartbeat | None) -> None:
-        super().__init__(intake, watch)
-        self._left, self._left_bytes = request.most, request.max_bytes
-        self._monotonic = intake.monotonic
-        self._deadline = self._monotonic() + request.expires_s
-        self._asked = self._some = False
-
-    def over(self) -> bool:
-        return self._left <= 0 or (self._some and self._left_bytes is not None and self._left_bytes <= 0)
-
-    def allows(self) -> Allowance:
-        return Allowance(self._left, self._left_bytes, not self._some)
-
-    def ends(self, shut: bool) -> bool:
-        full = shut and self._some and self._left_bytes is not None
-        return full or (self._asked and self._monotonic() >= self._deadline)
-
-    def delivered(self, reserved: Reserved) -> None:
-        self._left -= reserved.taken
-        self._some = self._some or reserved.taken > 0
-        if self._left_bytes is not None:
-            self._left_bytes -= sum(map(message_bytes, reserved.raw()))
-
-    def wait(self, timeout_s: float) -> Steps[bool]:
-        self._asked = True  # once in any case: without time to wait it takes what is there
-        left_s = self._deadline - self._monotonic()
-        return self._watched(bool((yield from self.intake.pull(max(0.0, min(timeout_s, left_s)), self._left))))
 
 
 class ConsumeDemand(Demand):

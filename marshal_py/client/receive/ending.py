@@ -20,6 +20,7 @@ from marshal_py.client.values.waits import Change, Steps
 from marshal_py.errors import ConsumerClosed
 
 LEAVE_TIMEOUT_S: Final = 10.0
+HAND_OVER_S: Final = 1.0  # a hand-over takes some ms; a deployment must not wait for one that does not come
 LETTERS_TIMEOUT_S: Final = 2.0  # many round trips of a cluster; the next owner repeats the letters that are not written
 LEAVE_SLICE_S: Final = 0.1  # how often a consumer that waits until it has left wakes up: for signals, and to step
 
@@ -56,9 +57,13 @@ class Ending:
         return bool(self.reason) or self._driver.ended or self._forked
 
     @property
-    def error_waits(self) -> bool:
-        """Tells whether an error has ended the consumer and the user does not know it yet: the next call raises it."""
-        return self._driver.ended and self._driver.error is not None and not self.reason and not self._forked
+    def stopping(self) -> bool:
+        """Tells whether the consumer has ended, is draining, or was asked to stop.
+
+        It is False while an error that has ended the consumer waits to be raised: the user's next call raises it.
+        """
+        error_waits = self._driver.ended and self._driver.error is not None and not self.reason and not self._forked
+        return self.draining or self.must_stop() or (self.over and not error_waits)
 
     def stop(self, timeout_s: float) -> Steps[None]:
         """Stops the consumer; waits at most `timeout_s` seconds until it has left its group. `close` must follow.
@@ -162,12 +167,17 @@ class Ending:
         self.reason = self.reason or "it was dropped"
         self.dispose(self)
 
-    def request_stop(self, hand_over_s: float) -> None:
+    def request_stop(self, hand_over_s: float = HAND_OVER_S) -> None:
         """Asks for a stop in at most `hand_over_s` seconds, so that other members can take over partitions before (A6).
 
         A second call, or `hand_over_s` 0, stops at once. It takes no lock, because signal handlers call it.
         """
         self._stop_at = 0.0 if self._stop_at is not None else self._context.monotonic() + hand_over_s
+
+    @property
+    def asked(self) -> bool:
+        """Tells whether somebody has asked for a stop."""
+        return self._stop_at is not None
 
     def must_stop(self) -> bool:
         """Tells whether a stop that was requested is due.
@@ -185,6 +195,11 @@ class Ending:
                 member.prepare_stop()
                 self._driver.kick()
             return member.ready_to_stop()
+
+    def raise_if_stopping(self) -> None:
+        """Raises ConsumerClosed once nothing more is fetched, because the consumer drains or was asked to stop."""
+        if self.draining or self.must_stop():
+            raise ConsumerClosed("Consumer", "it drains" if self.draining else "it was asked to stop")
 
     def check_open(self) -> None:
         """Raises ConsumerClosed once the consumer has ended. The call that receives raises the error that ended it."""

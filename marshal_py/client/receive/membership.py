@@ -28,7 +28,6 @@ from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.subscription import consumes
 
 WAIT_SLICE_S: Final = 0.1  # a waiting call wakes at least so often: for signals, errors, a stop by another thread
-HAND_OVER_S: Final = 1.0  # a hand-over takes some ms; a deployment must not wait for one that does not come
 
 
 class Call:
@@ -66,28 +65,6 @@ class Membership:
     # --- life
 
     @property
-    def group(self) -> str:
-        return self._member.name
-
-    @property
-    def client_id(self) -> str:
-        return self._member.options.client_id
-
-    @property
-    def closed(self) -> bool:
-        """Tells whether the consumer has ended, by itself or because the user stopped it."""
-        return self._ending.over
-
-    @property
-    def stopping(self) -> bool:
-        """Tells whether the consumer has ended, is draining, or was asked to stop. A loop around `fetch` ends then.
-
-        It is False while an error that has ended the consumer waits to be raised, so that the loop's `fetch` raises it.
-        """
-        ending = self._ending
-        return ending.draining or ending.must_stop() or (ending.over and not ending.error_waits)
-
-    @property
     def _delivers(self) -> bool:
         """Tells whether the user is in the body of an iteration, or a handler of `consume` runs."""
         return self._iterating is not None and self._inside is None
@@ -95,8 +72,8 @@ class Membership:
     def __repr__(self) -> str:
         """Takes no lock, because debuggers and loggers call it anywhere."""
         topics, claims = list(self._member.options.topics), len(self._member.claims)
-        state = ", closed" if self.closed else ""
-        return f"{type(self).__name__}({self.group!r}, {topics}, client_id={self.client_id!r}, claims={claims}{state})"
+        name, client_id, state = self._member.name, self._member.options.client_id, ", closed" * self._ending.over
+        return f"{type(self).__name__}({name!r}, {topics}, client_id={client_id!r}, claims={claims}{state})"
 
     def __del__(self) -> None:
         """Warns of a consumer that the program has dropped while it runs. Takes no lock, as it may run anywhere."""
@@ -125,12 +102,12 @@ class Membership:
         the other members have waited for the lease to end, and grants are lost. A second call does nothing; if the
         first was interrupted (ctrl-C), it does what is left. Raises InvalidOption before anything is dropped;
         ReentrantCall, for example in a signal's handler that interrupts another call; the consumer is then asked to
-        stop, as by `request_stop`.
+        stop, as by `stop_on_signals`.
         """
         try:
             self._context.check_call("Consumer", "stop", waits=True)
         except ReentrantCall:
-            self.request_stop(0.0)
+            self._ending.request_stop(0.0)
             raise
         self._context.complete(self._ending.stop(timeout_s))
         self._ending.close()
@@ -150,16 +127,6 @@ class Membership:
 
     def _begin_drain(self, timeout_s: float | None) -> None:
         self._ending.drain(self._driver.options.handler_timeout_s if timeout_s is None else timeout_s)
-
-    def request_stop(self, hand_over_s: float = HAND_OVER_S) -> None:
-        """Makes iterations and waiting fetches end soon. Takes no lock, so signal handlers and callbacks may call it.
-
-        If other members take over, messages still come until these members have fetched ahead, for at most
-        `hand_over_s` seconds, so that no partition stands still (A6). A second call, or `hand_over_s=0`, ends
-        iterations and fetches at once. Raises InvalidOption.
-        """
-        check_timeout(hand_over_s, option="hand_over_s")
-        self._ending.request_stop(hand_over_s)
 
     def _enter(self, call: Call) -> None:
         """Begins a call that only one thread at a time may be in, and that may not be made inside another such call.
@@ -256,15 +223,6 @@ class Membership:
 
     # --- looking
 
-    def claims(self) -> Mapping[TopicPartition, ClaimInfo]:
-        """Returns the claims of this consumer according to the part of the log that it has read.
-
-        Raises ReentrantCall.
-        """
-        self._context.check_call("Consumer", "claims")
-        with self._context.lock:
-            return self._claims()
-
     def _claims(self) -> dict[TopicPartition, ClaimInfo]:
         return {c.tp: self._driver.claim_info(c) for c in self._member.claims.values()}
 
@@ -274,8 +232,8 @@ class Membership:
         with self._context.lock:
             claims = self._claims()
             return ConsumerInfo(
-                self.group,
-                self.client_id,
+                self._member.name,
+                self._member.options.client_id,
                 self._member.session,
                 self._driver.options.delivery,
                 self._member.paused,
@@ -287,6 +245,7 @@ class Membership:
                 self._context.waiting_for() or why_waiting(self._driver),
                 *self._pending(),
                 tuple(sorted(self._driver.began_at_end)),
+                self._ending.over,
             )
 
     def _pending(self) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from marshal_py.client.delivery.prefetch import LOOK_MS
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.driver.idle_heartbeat import IdleHeartbeat
 from marshal_py.client.messages.message import Batch
-from marshal_py.client.receive.demand import ConsumeDemand, Demand, LimitedDemand
+from marshal_py.client.receive.demand import ConsumeDemand, Demand
 from marshal_py.client.receive.ending import Ending
 from marshal_py.client.receive.intake import GRANT_SLICE_S, Intake
 from marshal_py.client.receive.membership import WAIT_SLICE_S
@@ -36,16 +36,9 @@ class Receiving:
         self.queue = driver.queue
         self.intake: Intake = Intake(context, driver, driver.queue)
 
-    def _watch(self, idle_heartbeat_s: float | None) -> IdleHeartbeat | None:
-        return None if idle_heartbeat_s is None else IdleHeartbeat(self._context, self.driver, idle_heartbeat_s)
-
     def demand(self) -> Demand:
         """Returns what an iteration asks for: every message, without an end."""
         return Demand(self.intake)
-
-    def limited(self, request: Request) -> LimitedDemand:
-        """Returns what `fetch_each` asks for."""
-        return LimitedDemand(self.intake, request, self._watch(request.idle_heartbeat_s))
 
     def consuming(self, request: ConsumeRequest) -> ConsumeDemand:
         """Returns what a `consume` asks for."""
@@ -56,12 +49,14 @@ class Receiving:
         """Waits until the batch is full enough, the consumer must stop, or the request expires.
 
         Then it delivers: it checks the gate and takes the messages in one step under the lock. Its caller calls
-        `queue.begin` before.
+        `queue.begin` before. Raises ConsumerClosed if the consumer must stop when the call begins.
         """
+        self._ending.raise_if_stopping()
         queue, context = self.queue, self._context
         _, max_bytes, min_messages, expires_s, _ = request
         deadline = context.monotonic() + expires_s
-        watch = self._watch(request.idle_heartbeat_s)
+        idle_heartbeat_s = request.idle_heartbeat_s
+        watch = None if idle_heartbeat_s is None else IdleHeartbeat(context, self.driver, idle_heartbeat_s)
         came, look_again = False, 0.0
         while True:
             now_s = context.monotonic()

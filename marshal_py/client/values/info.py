@@ -50,6 +50,8 @@ class ConsumerInfo(Struct, frozen=True):
 
     `began_at_end`: partitions that had messages, where this consumer began at the end because nothing was committed and
     `start` does not say what then. It reads only what came since.
+
+    `closed`: whether the consumer has ended, by itself or because the program has stopped it.
     """
 
     group: str
@@ -66,6 +68,7 @@ class ConsumerInfo(Struct, frozen=True):
     pending_messages: int = 0
     pending_bytes: int = 0
     began_at_end: tuple[TopicPartition, ...] = ()
+    closed: bool = False
 
 
 # --- Counts what the driver of one consumer executes, since the consumer was made. The counts never fall.

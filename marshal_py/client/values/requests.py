@@ -61,11 +61,7 @@ class Request(NamedTuple):
 
 
 def check_fetch(
-    max_messages: int | None,
-    max_bytes: int | None,
-    expires_s: float,
-    min_messages: int | None,
-    idle_heartbeat_s: float | None,
+    max_messages: int | None, max_bytes: int | None, expires_s: float, min_messages: int, idle_heartbeat_s: float | None
 ) -> Request:
     """Returns the request of a `fetch`. Raises InvalidOption."""
     if max_messages is not None:
@@ -75,17 +71,16 @@ def check_fetch(
     if max_messages is None and max_bytes is None:
         max_messages = FETCH_MESSAGES
     most = MESSAGES_ANY if max_messages is None else max_messages
-    if min_messages is not None:
-        check_count("min_messages", min_messages)
-        if min_messages > most:
-            raise InvalidOption("min_messages", min_messages, f"at most max_messages, which is {most}")
+    check_count("min_messages", min_messages)
+    if min_messages > most:
+        raise InvalidOption("min_messages", min_messages, f"at most max_messages, which is {most}")
     if not _is_number(expires_s) or not expires_s >= 0:
         raise InvalidOption("expires_s", expires_s, "a number of seconds, at least 0; 0 takes what is there now")
     expires_s = min(expires_s, EXPIRES_S_MAX)
     heartbeat_s = check_heartbeat(idle_heartbeat_s, expires_s)
     if heartbeat_s is None and expires_s > HEARTBEAT_ABOVE_S:
         heartbeat_s = default_heartbeat_s(expires_s)
-    return Request(max_messages, max_bytes, min_messages or most, expires_s, heartbeat_s)
+    return Request(max_messages, max_bytes, min_messages, expires_s, heartbeat_s)
 
 
 class ConsumeRequest(NamedTuple):
@@ -185,12 +180,6 @@ def check_wait(timeout_s: float | None) -> float | None:
         timeout_s = min(timeout_s, EXPIRES_S_MAX)
     check_timeout(timeout_s, "a number of seconds, at least 0, or None")
     return timeout_s
-
-
-def check_ack_wait(wait: object) -> None:
-    """Raises InvalidOption for a `wait` that counts as true and is not True, such as a delay that `nak` should get."""
-    if wait and wait is not True:
-        raise InvalidOption("wait", wait, "True or False; to have the message delivered again later, call nak(delay_s)")
 
 
 def check_partition(partition: object) -> TopicPartition:

@@ -149,7 +149,7 @@ class Batches:
         while claimed := self._claimed():
             self._last = Batch(claimed, self._df(pieces_of(claimed.ranges, self._planner.group)))
             yield self._last
-        if self._up_to is not None and not self._planner.stopping:
+        if self._up_to is not None and not self._planner.ranges.stopping:
             self._planner.ranges.check_read(self._up_to)
 
     def _df(self, pieces: list[Piece]) -> DataFrame:
