@@ -52,7 +52,7 @@ def awaited(verb: Callable[Concatenate[W, P], T]) -> Callable[Concatenate[Blocki
 
 
 class Blocking(Generic[W]):
-    """Holds a synchronous object and the threads on which its verbs may block."""
+    """A synchronous object and the threads on which its verbs may block."""
 
     def __init__(self, plain: W, threads: Threads) -> None:
         self._plain, self._threads = plain, threads

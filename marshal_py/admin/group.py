@@ -56,7 +56,7 @@ class Moved(NamedTuple):
 
 
 class Paused(NamedTuple):
-    """Describes a pause in which every partition is free. `duration_s`: how long it lasts unless somebody ends or
+    """A pause in which every partition is free. `duration_s`: how long it lasts unless somebody ends or
     renews it.
 
     `released`: the partitions that had an owner before. `evicted`: the sessions that were ended because they gave no

@@ -49,7 +49,7 @@ class Kept(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Describes a confirmed snapshot of the state at checkpoint `at`. `state_bytes`: its size, 0 if it was not written
+    """A confirmed snapshot of the state at checkpoint `at`. `state_bytes`: its size, 0 if it was not written
     just now.
 
     `self_audit`: whether nobody but its own writer has confirmed it.
@@ -62,7 +62,7 @@ class Written(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """Describes a log whose history was restarted at offset `at`. `first`: the oldest offset that can still be read."""
+    """A log whose history was restarted at offset `at`. `first`: the oldest offset that can still be read."""
 
     log: int
     at: int

@@ -27,7 +27,7 @@ BROKER_LIMITS: Final = ("message.max.bytes", "num.partitions", "default.replicat
 
 
 class MarshalInfo(Struct, frozen=True):
-    """Describes a cluster and this library's part in it.
+    """A cluster and this library's part in it.
 
     `cluster_id`: "" if the cluster has none. `brokers`: those that live, by id. `topics`, `partitions`: how many this
     client may see, internal ones included. `limits`: message.max.bytes, num.partitions and default.replication.factor
@@ -82,7 +82,7 @@ class Topic(topic.Topic):
 
 
 class Marshal(marshal.Marshal):
-    """Holds a connection to a cluster. Made by `connect`. It is a context manager: leaving it stops its consumers."""
+    """A connection to a cluster. Made by `connect`. It is a context manager: leaving it stops its consumers."""
 
     def info(self) -> MarshalInfo:
         """Returns the cluster's id, brokers and limits, and the versions of this library and its parts.

@@ -90,7 +90,7 @@ def _with_options(text: str, options: Mapping[str, str]) -> str:
 
 @contextmanager
 def until_interrupted(goes_on: bool = True) -> Iterator[None]:
-    """Is around a command that runs until ctrl-C, which ends it with exit code 0. Does nothing if not `goes_on`.
+    """Surrounds a command that runs until ctrl-C, which ends it with exit code 0. Does nothing if not `goes_on`.
 
     `timeout -s INT` sends two signals at once. The second one must not end what the command does to end in order, so
     within SAME_S of the first one others count as the same.

@@ -43,7 +43,7 @@ NAMES_MAX: Final = 10_000  # ended sessions per group whose client ids are kept 
 
 
 class _KnownGroup(Struct):
-    """Holds what was so in a group before the record that is being read.
+    """What was so in a group before the record that is being read.
 
     `names`: client id by session, including the newest ended ones.
     """

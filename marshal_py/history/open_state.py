@@ -1,4 +1,4 @@
-"""Holds what has begun and not ended at a point of a log: sessions, claims, spans without an owner, pauses.
+"""What has begun and not ended at a point of a log: sessions, claims, spans without an owner, pauses.
 
 It says also since when. The world forgets when these things began, because no rule needs it; timeline.py remembers it
 for people. No row is made here.
@@ -112,7 +112,7 @@ class Presence(Struct):
 
 
 class OpenGroup(Struct):
-    """Holds what has begun and not ended in one group; ended sessions are kept, too.
+    """What has begun and not ended in one group; ended sessions are kept, too.
 
     `sessions`: by session number. `claims`: by epoch. `spans`: the spans without an owner, by topic, then by partition.
     `pause`: the running pause, None if none runs.
@@ -132,7 +132,7 @@ class OpenGroup(Struct):
 
 
 class OpenState(Struct):
-    """Holds everything that a Timeline knows besides its world.
+    """Everything that a Timeline knows besides its world.
 
     `touched`: groups that had records since the last checkpoint. `time_ms`: timestamp of the last record.
     """

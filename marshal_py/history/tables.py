@@ -164,7 +164,7 @@ class GapRow(NamedTuple):
 
 
 class LostRow(NamedTuple):
-    """Describes messages that the group did not deliver, or is not known to have processed.
+    """Messages that the group did not deliver, or is not known to have processed.
 
     They have the offsets `from_position` to `to_position` - 1. `cause`: "offset_lost" (Kafka had deleted them, D6),
     "skipped" (a grant began above the position, F5.2), "amo_lost" (granted to a session that ended and neither reported

@@ -42,7 +42,7 @@ ANSWER_S: Final = 10.0  # a probe that does not answer for so long is given up; 
 
 
 def serve_parent() -> int:
-    """Is the witness of the process at the other end of standard input. Returns when nobody needs it any more."""
+    """The witness of the process at the other end of standard input. Returns when nobody needs it any more."""
     for number in starting.ENDING:  # it ends with that process; a signal to its control group must not end it sooner
         signal.signal(number, signal.SIG_IGN)
     witness = Witness(f"process {os.getpid()}", bare_producer.create, lambda _pid: "")

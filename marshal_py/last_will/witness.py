@@ -40,7 +40,7 @@ class Registered(NamedTuple):
 
 
 class Connection:
-    """Holds what a witness knows of one process: its socket, its watch, its sessions."""
+    """What a witness knows of one process: its socket, its watch, its sessions."""
 
     def __init__(self, witness: Witness, source: socket.socket) -> None:
         self.witness = witness

@@ -76,7 +76,7 @@ class RecordedMessage(Message[K_co, V_co], frozen=True, kw_only=True, gc=True):
 
 
 class RecordedDelivery(Delivered):
-    """Holds what messages made by hand have in common, and records in each of them what a handler calls."""
+    """What messages made by hand have in common, and records in each of them what a handler calls."""
 
     __slots__ = ("messages",)
 

@@ -79,7 +79,7 @@ class Entry(NamedTuple):
 
 
 class EntryColumns(NamedTuple):
-    """Holds entries as lists of equal length, one per field of an Entry."""
+    """Entries as lists of equal length, one per field of an Entry."""
 
     keys: list[bytes]
     partitions: list[int]
@@ -88,7 +88,7 @@ class EntryColumns(NamedTuple):
 
 
 class Lasts(NamedTuple):
-    """Holds by key the offset and the content (see `contents_of`) of its last message in one partition."""
+    """By key the offset and the content (see `contents_of`) of its last message in one partition."""
 
     offsets: dict[bytes, int]
     contents: dict[bytes, bytes | None]

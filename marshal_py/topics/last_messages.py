@@ -13,7 +13,7 @@ from marshal_py.transport.ports import RawMessage
 
 
 class LastMessages:
-    """Holds by key and partition the last message among those that were added, in any order."""
+    """By key and partition the last message among those that were added, in any order."""
 
     def __init__(self) -> None:
         self._by_key: dict[bytes, dict[int, RawMessage]] = {}

@@ -1,4 +1,4 @@
-"""Describes a topic, and deletes the beginning of its partitions by offset, by time, or up to the newest messages."""
+"""A topic, and deletes the beginning of its partitions by offset, by time, or up to the newest messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holds what a topic answers: stored messages, alone or in a batch with its end. None of it reads from Kafka."""
+"""What a topic answers: stored messages, alone or in a batch with its end. None of it reads from Kafka."""
 
 from __future__ import annotations
 

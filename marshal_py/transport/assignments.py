@@ -57,7 +57,7 @@ class Assignment:
 
 
 class Changes:
-    """Holds what to pass to the client, in this order: resume, unassign, assign, pause."""
+    """What to pass to the client, in this order: resume, unassign, assign, pause."""
 
     __slots__ = ("assign", "pause", "resume", "unassign")
 

@@ -139,7 +139,7 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = {
 
 
 class EmbeddedCallFailed(Exception):
-    """Is raised when the mock cluster refuses a call: a topic exists already, or a broker does not exist."""
+    """The error when the mock cluster refuses a call: a topic exists already, or a broker does not exist."""
 
     call: str
     code: int

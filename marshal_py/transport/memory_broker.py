@@ -67,7 +67,7 @@ class MemoryMessage:
 
 
 class MemoryBroker:
-    """Holds topics, committed offsets, Kafka groups and switches for faults. Any thread may call any method.
+    """Topics, committed offsets, Kafka groups and switches for faults. Any thread may call any method.
 
     `clock`: the clock of its clients. `bootstrap_servers`: a name for it, which `connect` takes in the same process.
     """

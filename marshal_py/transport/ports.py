@@ -52,7 +52,7 @@ class RawMessage(Protocol):
 
 
 class Chunk(NamedTuple):
-    """Holds messages of one partition that were fetched together, in offset order.
+    """Messages of one partition that were fetched together, in offset order.
 
     `round` is the number of the assignment that fetched them (DataSource.assign). A chunk without messages says that
     all messages below the offset `reached` have come, because those that were still to come there do not exist

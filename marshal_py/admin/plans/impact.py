@@ -240,7 +240,7 @@ def _releases(group: Group, session: int = NONE) -> dict[str, str]:
 
 
 class Row(NamedTuple):
-    """Describes one partition of a move. `skipped`: how many messages will not be read. `repeated`: how many will be
+    """One partition of a move. `skipped`: how many messages will not be read. `repeated`: how many will be
     read again.
     """
 

@@ -52,7 +52,7 @@ class Step(Struct):
 
 
 class GroupContext(NamedTuple):
-    """Holds what an operation works on: a world that is folded to the log's end, the name of one of its groups, and
+    """What an operation works on: a world that is folded to the log's end, the name of one of its groups, and
     facts that the world does not contain.
     """
 
@@ -128,7 +128,7 @@ class Operation:
         return error
 
     def read(self, verdict: Verdict, now: Instant) -> None:
-        """Is called after a record of the group was folded, with the fold's verdict on it."""
+        """Takes a record of the group that was folded, with the fold's verdict on it."""
 
     def waits(self) -> bool:
         """Returns whether the operation may have to evict a silent session.

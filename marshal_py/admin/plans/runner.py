@@ -50,7 +50,7 @@ def author_here() -> Author:
 
 
 class OperationRunner:
-    """Holds a connection to one group's log, and runs operations over it. A context manager."""
+    """A connection to one group's log, and runs operations over it. A context manager."""
 
     topic: str
     timeout_s: float

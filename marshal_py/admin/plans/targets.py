@@ -14,7 +14,7 @@ from marshal_py.protocol.wire.identity import NONE, TopicPartition
 
 
 class Target(NamedTuple):
-    """Holds what the caller gave as the target: a place, or None and how far to shift, which may be negative."""
+    """What the caller gave as the target: a place, or None and how far to shift, which may be negative."""
 
     where: Where | None
     shift_by: int = 0

@@ -47,7 +47,7 @@ Level = Literal["ok", "warn", "fail"]
 
 
 class Check(NamedTuple):
-    """Holds the result of one check, shown as one line. `advice` says what to do, "" if nothing is to be done."""
+    """The result of one check, shown as one line. `advice` says what to do, "" if nothing is to be done."""
 
     name: str
     level: Level

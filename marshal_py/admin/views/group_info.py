@@ -14,7 +14,7 @@ from marshal_py.protocol.fold.policies import PARTITIONED, PRIORITY, having
 
 
 class PauseInfo(Struct, frozen=True):
-    """Describes a running pause.
+    """A running pause.
 
     `token`: names the pause, for `Group.resume` and for operations that work in it. `duration_s`: how long it lasts, in
     seconds, from when it began or was renewed. `by`, `reason`: its author, and why; None if the log does not say.
@@ -29,7 +29,7 @@ class PauseInfo(Struct, frozen=True):
 
 
 class MemberInfo(Struct, frozen=True):
-    """Describes a live session, which is one consumer in one group.
+    """A live session, which is one consumer in one group.
 
     `member`, `priority_group`, `priority`, `min_pending`, `min_ack_pending`: the options of the consumer; None, and 0
     for the priority, if it did not give them. `library`: the name and version of its library. `interval_s`: its
@@ -57,7 +57,7 @@ class MemberInfo(Struct, frozen=True):
 
 
 class MemberState(Struct, frozen=True):
-    """Describes one member name of a group with the policy `members` or `blocks`.
+    """One member name of a group with the policy `members` or `blocks`.
 
     `partitions`: those that belong to the name. `claims`: those that consumers with this name own now. `session`,
     `client_id`: of the consumer that is active for the name; None if no consumer with this name is there. `standbys`:
@@ -73,7 +73,7 @@ class MemberState(Struct, frozen=True):
 
 
 class PositionInfo(Struct, frozen=True):
-    """Describes what the log says about one partition of a group.
+    """What the log says about one partition of a group.
 
     `position`: the lowest offset that is not finished; None until the partition has an owner or a position was set.
     `generation`: how often the position was set or forgotten, as by `seek`, `Group.set_position` and a topic that was
@@ -90,7 +90,7 @@ class PositionInfo(Struct, frozen=True):
 
 
 class PriorityGroupState(Struct, frozen=True):
-    """Describes a priority group, as the struct of this name of NATS does.
+    """A priority group, as the struct of this name of NATS does.
 
     `pinned_id`: the id of the pin, the text of `Message.pin_id`. `pinned_ts`: when that pin began, in ISO 8601; also
     None if the log does not say any more. Both are None if nobody is pinned.
@@ -125,7 +125,7 @@ class SettingsOrigin(Struct, frozen=True):
 
 
 class GroupInfo(Struct, frozen=True, kw_only=True):
-    """Describes a group, as the log says it.
+    """A group, as the log says it.
 
     `delivery`: "at_least_once" or "at_most_once"; "none" until a consumer or a setting decides it. `sessions`,
     `partitions`, `owned`, `parked`: how many live sessions there are, partitions of all topics, those that have an

@@ -1,4 +1,4 @@
-"""Describes groups and their members, in the words of `marshal state`. Pure."""
+"""Groups and their members, in the words of `marshal state`. Pure."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def existing(group: Group) -> dict[TopicPartition, Partition]:
 
 
 class Stopped(NamedTuple):
-    """Describes partitions of one topic that nobody consumes, all for the same reason.
+    """Partitions of one topic that nobody consumes, all for the same reason.
 
     `parked`: whether the log says of all of them that nobody may claim them. If not, the next consumer that runs will
     write so to the log. `error`: the error about the first partition; it says how the group can consume it again.
@@ -218,7 +218,7 @@ def partitioned(group: Group, config: GroupConfig) -> dict[str, Any]:
 
 
 def _member_state(group: Group, name: str, order: list[int], owners: Mapping[TopicPartition, str]) -> MemberState:
-    """Describes one member name: its partitions, the session that is active for it, and the standbys by rank."""
+    """One member name: its partitions, the session that is active for it, and the standbys by rank."""
     line = [group.sessions[sid] for sid in order if group.sessions[sid].join.member == name]
     claims = [group.claims[epoch].tp for session in line for epoch in session.epochs]
     return MemberState(

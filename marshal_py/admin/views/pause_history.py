@@ -16,7 +16,7 @@ from marshal_py.protocol.wire.records import GroupConfig, Heartbeat, Record, Rel
 
 
 class Pause(NamedTuple):
-    """Describes a pause as its record does.
+    """A pause as its record does.
 
     `expires_ms`: when it ends by its author's clock, in ms since 1970; 0 if unknown. It is only shown to people.
     """

@@ -18,7 +18,7 @@ from marshal_py.transport.ports import TopicInfo
 
 
 class RecreatedTopic(NamedTuple):
-    """Describes a topic whose id in the cluster, `found`, is not the one in the group's log, `known`.
+    """A topic whose id in the cluster, `found`, is not the one in the group's log, `known`.
 
     `partitions`: how many the topic has now. `forgotten`: how many positions of the old topic the group forgets when it
     accepts the new one.

@@ -88,11 +88,8 @@ class Claim:
         self.end_before: int = NONE  # the same as the log had it when the claim began, with lag weights (A14)
 
     def stop(self, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:
-        """Ends delivery; handlers may finish until `drain_until_ms`, or as long as they need if it is None.
-
-        `reason`: for people, why. `successor`: the session that should get the partition, or NONE. If delivery has
-        ended already, the reason and the successor of the call with the earlier deadline stay.
-        """
+        """Ends delivery; handlers may finish until `drain_until_ms` (None: as long as they need). Of two calls, the one
+        with the earlier deadline gives `reason` (for people) and `successor` (a session, or NONE)."""
         if self.phase is ClaimPhase.OPEN:
             self.phase = ClaimPhase.DRAINING
             self.reason, self.successor, self.drain_until_ms = reason, successor, drain_until_ms
@@ -102,30 +99,22 @@ class Claim:
                 self.reason, self.successor = reason, successor
 
     def park(self, parking: str, reason: str, drain_until_ms: int) -> None:
-        """Ends delivery permanently. The Release will park the partition: nobody may then claim it (F6.4).
-
-        `parking`: why, as the name of an error (records.py). `reason`: the text of the Release. Both replace what an
-        earlier call of `stop` has set.
-        """
+        """Ends delivery permanently; the Release will park the partition (F6.4). `parking`: an error's name
+        (records.py). It and `reason`, the Release's text, replace what `stop` has set."""
         self.stop(reason, drain_until_ms)
         self.parking, self.reason, self.successor = parking, reason, NONE
 
     def seal(self, phase: ClaimPhase) -> None:
-        """Enters RELEASING or GONE: from then on nothing is delivered and no ack counts (T16).
-
-        An ack is first appended to its run, without the lock, and then looks at `sealed`. So it either is noted here or
-        finds that it may have come too late. The position to release must be asked for after this call.
-        """
+        """Enters RELEASING or GONE: nothing is delivered any more, and no ack counts (T16). An ack is appended to its
+        run without the lock and then looks at `sealed`, so it is noted here or comes too late: ask for the position
+        afterwards."""
         before, self.phase, self.sealed = self.sealed, phase, True
         if not before:
             self._settle()
 
     def settle(self) -> None:
-        """Notes the acks that came without the lock, unless the claim is sealed: then they come too late.
-
-        Drivers call it before they ask for anything, but not between two questions whose answers belong together, such
-        as the position and the progress of one heartbeat.
-        """
+        """Notes the acks that came without the lock, unless the claim is sealed. Never call it between two questions
+        whose answers belong together, such as the position and the progress of one heartbeat."""
         if not self.sealed:
             self._settle()
 
@@ -150,11 +139,8 @@ class Claim:
             self.revoking_reported = False
 
     def drained(self, now_ms: int) -> bool:
-        """Returns whether the Release may be sent (T12).
-
-        It may if no handler has a message of the claim, or if the deadline is over. A message that its handler gave
-        back and that waits to be delivered again is the next owner's (D14).
-        """
+        """Returns whether the Release may be sent: no handler has a message, or the deadline is over (T12). A message
+        that waits to be delivered again is the next owner's (D14)."""
         if self.drain_until_ms is not None and now_ms >= self.drain_until_ms:
             return True
         if isinstance(self.tracker, AtLeastOnce):
@@ -162,10 +148,7 @@ class Claim:
         return self.tracker.in_flight_since_ms is None
 
     def position(self) -> int:
-        """Returns the offset at which the next owner starts, as far as this client knows.
-
-        In at-most-once mode it is the offset after the highest one that was handed over.
-        """
+        """Returns where the next owner starts; in at-most-once mode after the highest offset that was handed over."""
         return self.tracker.position() if isinstance(self.tracker, AtLeastOnce) else self.tracker.handed_to
 
     def saw_end(self, end_offset: int) -> None:
@@ -179,11 +162,8 @@ class Claim:
         return max(0, end - position) if end != NONE else 0
 
     def handler_since_ms(self) -> int | None:
-        """Returns the monotonic ms since when the longest silent handler has been silent (D4).
-
-        In at-most-once mode it is when the handler got the first of its messages. Returns None if no handler has a
-        message.
-        """
+        """Returns since when the longest silent handler has been silent (D4), None without one; in at-most-once mode,
+        since it got its first message."""
         if isinstance(self.tracker, AtLeastOnce):
             oldest = self.tracker.oldest()
             return None if oldest is None else oldest[0]
@@ -211,10 +191,8 @@ def claim_state(partition: Partition, claim: Claim) -> ClaimState | None:
 
 
 def will_entry(claim: Claim) -> ClaimState | None:
-    """Returns what a claim keeps for the session's witness (T19); None if the will does not release the claim.
-
-    It counts the message at the position as delivered once more, because the owner will be dead then (F4.5).
-    """
+    """Returns what a claim keeps for the witness (T19), None if its will does not release it. The message at the
+    position counts as delivered once more: the owner will be dead (F4.5)."""
     tracker = claim.tracker
     if isinstance(tracker, AtMostOnce) or claim.tp.partition < 0:
         return None
@@ -222,11 +200,8 @@ def will_entry(claim: Claim) -> ClaimState | None:
 
 
 def release(session: int, partition: Partition, claim: Claim) -> ReleasingPartition | SeekingPartition:
-    """Returns the Release of a claim, or the SeekingPartition that replaces it by a claim of the same owner (F6.6).
-
-    In at-least-once mode it says where the next owner starts (F6.2), in at-most-once mode it gives back what was
-    granted and not handed over (F6.3).
-    """
+    """Returns the Release of a claim, or the SeekingPartition that replaces it (F6.6). At least once: where the next
+    owner starts (F6.2); at most once: gives back what was not handed over (F6.3)."""
     tracker = claim.tracker
     if claim.seek_to != NONE:
         return SeekingPartition(session, claim.epoch, claim.seek_to)
@@ -313,19 +288,14 @@ DELIVERIES: Final = 2  # of the message at the position by earlier owners; fewer
 
 
 def careful(group: Group, partition: Partition) -> bool:
-    """Returns whether the owner of a claim that was just accepted must hand its messages over one by one.
-
-    `partition.attempts` already counts one delivery by this owner (F4.5).
-    """
+    """Returns whether the new owner must hand messages over one by one. `partition.attempts` counts its own delivery
+    already (F4.5)."""
     return group.mode == AT_LEAST_ONCE and partition.attempts > DELIVERIES
 
 
 def suspicion(group: Group, partition: Partition) -> str:
-    """Returns why the message at the position of a claim that was just accepted is reported; "" if it is not.
-
-    A careful owner has delivered it and did not finish it, because only deliveries by careful ones go beyond DELIVERIES
-    (or by owners that ended before they could report anything).
-    """
+    """Returns why the message at a new claim's position is reported, or "": a careful owner delivered it and did not
+    finish it. Only those, and owners that ended before they could report, go beyond DELIVERIES."""
     if group.mode != AT_LEAST_ONCE or partition.attempts <= DELIVERIES + 1:
         return ""
     return f"{partition.attempts - 1} deliveries by earlier owners, and none finished it: it may end their processes"
@@ -343,10 +313,8 @@ class PoisonGuard:
         self._ended: bool = False
 
     def begin(self, claim: Claim, now: Instant) -> bool:
-        """Makes a claim that was just accepted careful for one interval. Returns whether it is.
-
-        The next heartbeat must then be sent at once.
-        """
+        """Makes a new claim careful for one interval, if it must be. Returns whether it is: the next heartbeat is then
+        due at once."""
         if self._ended:
             return False
         assert isinstance(claim.tracker, AtLeastOnce)
@@ -362,14 +330,10 @@ class PoisonGuard:
             self.end(claim)
 
     def opens(self, claim: Claim, group: Group, now: Instant, awaits_echo: bool) -> bool:
-        """Returns whether a careful claim may hand over its next message at `now`.
-
-        `awaits_echo`: whether a heartbeat of this member is still on its way, which may change what the log has.
-
-        It may if no message of a careful claim is with a handler and the log, as folded, has what must be known if the
-        process dies of the message: all messages before it are finished, it counts as delivered, and the messages of
-        other careful claims do not. When its interval is over it hands messages over as usual.
-        """
+        """Returns whether a careful claim may hand over its next message: no message of a careful claim is with a
+        handler, and the log has what must be known if the process dies of it: those before it are finished, it counts
+        as delivered, and those of other careful claims do not. `awaits_echo`: a heartbeat is on its way that may change
+        this."""
         tracker, partition = claim.tracker, group.partitions[claim.tp]
         assert isinstance(tracker, AtLeastOnce)
         if now.mono_ms >= self._claims[claim.epoch][1]:
@@ -406,10 +370,7 @@ class PoisonGuard:
         self._reported.pop(claim.epoch, None)
 
     def report_due(self, group: Group) -> bool:
-        """Returns whether to send a heartbeat at once, because a careful claim waits for the log to have its figures.
-
-        Only a heartbeat tells the log. Returns True only once for the same figures of a claim.
-        """
+        """Returns, once per figures of a claim, whether a careful claim waits for a heartbeat to tell the log."""
         due = False
         for epoch, (claim, _) in self._claims.items():
             figures, partition = _figures(claim), group.partitions[claim.tp]

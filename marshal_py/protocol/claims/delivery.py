@@ -30,7 +30,7 @@ MARK_MS = 1_000  # at most one time of delivery is kept in so long, because each
 
 
 class OffsetRun:
-    """Holds offsets of one claim that were fetched together, in ascending order, and which of them are finished.
+    """Offsets of one claim that were fetched together, in ascending order, and which of them are finished.
 
     An index is a place in `offsets`. The messages below index `delivered` were handed over. One that its handler has
     given back is set aside: no handler has it until it is handed over again (delivery.py).
@@ -68,21 +68,15 @@ class OffsetRun:
         return first
 
     def covered(self, first: int, stop: int) -> tuple[tuple[int, int], ...]:
-        """Returns the offsets that the messages with the indexes [first, stop) stand for, as ranges [start, to).
-
-        They were fetched together. So between them, and after the message before them, is no message of Kafka's; in a
-        sifted run there may be some.
-        """
+        """Returns the offsets that the messages [first, stop) stand for, as ranges [start, to). Between messages
+        fetched together Kafka has none, but for a sifted run."""
         offsets = self.offsets
         if self.sifted:
             return tuple((offset, offset + 1) for offset in offsets[first:stop])
         return ((offsets[first - 1] + 1 if first else offsets[0], offsets[stop - 1] + 1),)
 
     def settle(self) -> None:
-        """Marks the messages in `acks` finished.
-
-        Until then they count as unfinished everywhere. So what is read of a run between two calls belongs together.
-        """
+        """Marks the messages in `acks` finished; until then they count as unfinished everywhere."""
         acks, low = self.acks, self.low
         count = len(acks)
         if not count:
@@ -138,10 +132,8 @@ class OffsetRun:
         return self.unfinished - sum(not waits and not self.is_finished(index) for index, waits in aside.items())
 
     def set_aside(self, index: int, *, waits: bool = False) -> None:
-        """Records that the handler of the message at `index` is done with it, although the message is unfinished.
-
-        `waits`: whether a Release waits for it all the same, because it will soon be finished.
-        """
+        """Records that the handler of an unfinished message is done with it. `waits`: a Release waits for it all the
+        same."""
         if self.aside is None:
             self.aside = {}
         self.aside[index] = waits
@@ -155,10 +147,7 @@ class OffsetRun:
             self.touch(index, index + 1, mono_ms)
 
     def delivered_ms(self, index: int) -> int:
-        """Returns the monotonic ms at which the message at `index` was handed over.
-
-        The result may be up to MARK_MS too high, because at most one time per MARK_MS is recorded. It is never too low.
-        """
+        """Returns when the message was handed over: never too low, at most MARK_MS too high."""
         marks = self.marks
         for position in range(len(marks) - 1, -1, -1):
             if marks[position][0] <= index:
@@ -180,11 +169,8 @@ class OffsetRun:
         self.marks, self.touched = [(self.low, mono_ms)], None
 
     def oldest(self) -> tuple[int, int] | None:
-        """Returns (monotonic ms, index): since when the longest silent handler has been silent, and its message (D4).
-
-        A handler is silent since it got its message or last reported that it is at work. Returns None if no handler has
-        a message.
-        """
+        """Returns (monotonic ms, index): since when the longest silent handler has been silent, and its message (D4). A
+        report that it is at work breaks the silence."""
         finished, index, aside = self.finished, self.low, self.aside or ()
         if not self.touched and not aside:
             return (self.delivered_ms(index), index) if index < self.delivered else None
@@ -238,10 +224,7 @@ class Redeliveries:
         return len(self.waiting) + len(self.posted) >= WAITING_MAX
 
     def give_back(self, run: OffsetRun, index: int, message: object, due_ms: int, size_bytes: int = 0) -> bool:
-        """Makes a message that was handed over wait until `due_ms`. Returns False if it is finished.
-
-        Does nothing if it waits already.
-        """
+        """Makes a message wait until `due_ms`, if it does not wait already. Returns False if it is finished."""
         offset = run.offsets[index]
         if run.is_finished(index) or offset in self.posted:
             return False
@@ -324,11 +307,8 @@ SPANS_REPORTED = 256  # more do not fit into PROGRESS_BYTES_MAX: each takes thre
 
 
 class AtLeastOnce:
-    """Tracks one claim in at-least-once mode. Its position is the lowest offset that is not finished (D1).
-
-    Earlier owners are the sessions that owned the partition before. Messages above the position that they finished are
-    not delivered again. For the other messages it counts how often earlier owners delivered them (D11).
-    """
+    """Tracks one claim in at-least-once mode. Its position is the lowest unfinished offset (D1). Earlier owners'
+    finished messages above it are not delivered again; their deliveries of the others are counted (D11)."""
 
     __slots__ = (
         "_attempts",
@@ -347,11 +327,8 @@ class AtLeastOnce:
     )
 
     def __init__(self, position: int, attempts: int = 0, in_flight: int = 0, known: bytes = b"") -> None:
-        """Begins at the claim's `position`; earlier owners delivered the message there `attempts` times.
-
-        `in_flight`: how many messages the last owner had delivered and not finished. `known`: which messages above the
-        position are finished or were delivered, as the last owner reported it, in the bytes of progress.py (4.2).
-        """
+        """Begins at `position`, which was delivered `attempts` times. `in_flight`: what the last owner had delivered
+        and not finished; `known`: its progress, in the bytes of progress.py (4.2)."""
         self._base = self._floor = self._fetched_to = position
         ranges = progress.decode(position, known)
         self._finished_before = [(start, to) for start, to, times in ranges if not times]
@@ -368,10 +345,8 @@ class AtLeastOnce:
     # --- what earlier owners have done
 
     def finished_to(self) -> int:
-        """Returns the offset after the last message that earlier owners finished above the position, or 0.
-
-        It is 0 if they finished none there. A partition that ends below this offset was truncated (D1).
-        """
+        """Returns the offset after the last message that earlier owners finished above the position, or 0. A partition
+        that ends below it was truncated (D1)."""
         return self._finished_before[-1][1] if self._finished_before else 0
 
     def discard_inherited(self) -> None:
@@ -384,11 +359,8 @@ class AtLeastOnce:
             self._delivered_before, self._attempts = [], 0
 
     def admit(self, offsets: Sequence[int]) -> tuple[Sequence[int], OffsetRun | None]:
-        """Adds fetched offsets, which are in ascending order, but leaves out those that earlier owners finished.
-
-        Returns the added offsets and the run that holds them. The offsets are the same object `offsets` if none was
-        left out; the run is None if all were left out.
-        """
+        """Adds fetched ascending offsets without those that earlier owners finished. Returns them (the same object if
+        none was left out) and their run (None if all were)."""
         spans, kept = self._finished_before, offsets
         if offsets[0] < self._floor or (spans and spans[0][0] <= offsets[-1] and spans[-1][1] > offsets[0]):
             kept = [offset for offset in offsets if not self._was_finished(offset)]
@@ -411,10 +383,8 @@ class AtLeastOnce:
         return at >= 0 and offset < self._finished_before[at][1]
 
     def next_finished(self, offset: int) -> tuple[int, int]:
-        """Returns the first span [start, end) of offsets that earlier owners finished and that ends above `offset`.
-
-        Returns (OFFSET_MAX, OFFSET_MAX) if there is no such span.
-        """
+        """Returns the first span [start, end) that earlier owners finished and that ends above `offset`; (OFFSET_MAX,
+        OFFSET_MAX) without one."""
         if offset < self._floor:
             return offset, self._floor
         return next((span for span in self._finished_before if span[1] > offset), (OFFSET_MAX, OFFSET_MAX))
@@ -428,10 +398,7 @@ class AtLeastOnce:
                 run.settle()
 
     def add(self, offsets: Sequence[int]) -> OffsetRun:
-        """Adds fetched offsets and returns the run that holds them.
-
-        Small fetches that follow each other share a run, because each run costs 500 bytes.
-        """
+        """Adds fetched offsets and returns their run. Small fetches share one, because each costs 500 bytes."""
         if self._first == NONE:
             self._first = offsets[0]
         self._fetched_to = max(self._fetched_to, offsets[-1] + 1)
@@ -457,11 +424,8 @@ class AtLeastOnce:
         return self._fetched_to
 
     def withdraw(self, run: OffsetRun, first: int) -> int:
-        """Undoes the newest delivery, which handed over the messages of `run` from index `first` on.
-
-        Returns the offset of the first of these messages. None of them may be finished, and nothing may have been
-        fetched after them.
-        """
+        """Undoes the newest delivery, of `run` from index `first` on; returns its first offset. Nothing of it may be
+        finished, and nothing fetched after it."""
         offset = run.offsets[first]
         run.offsets, run.delivered = run.offsets[:first], first
         if run.touched:
@@ -520,11 +484,8 @@ class AtLeastOnce:
     # --- what it reports
 
     def progress(self) -> bytes:
-        """Returns what is known of the messages above the position, in the bytes of progress.py (4.2, D1).
-
-        The bytes name the messages that are finished, and say how often the others were delivered. They go into
-        heartbeats and Releases.
-        """
+        """Returns, for heartbeats and Releases, what is finished above the position and how often the rest was
+        delivered, in the bytes of progress.py (4.2, D1)."""
         position = self.position()
         if self.redeliveries is not None:
             self.redeliveries.forget_finished(position)
@@ -554,11 +515,8 @@ class AtLeastOnce:
         return any(run.finished or (run.low and at) for at, run in enumerate(self.runs))
 
     def _finished_spans(self, position: int) -> list[tuple[int, int]]:
-        """Returns spans [start, to) that this claim has finished above the position: the lowest, about SPANS_REPORTED.
-
-        Two finished offsets are in one span if no offset between them was fetched, because such offsets do not exist or
-        were finished by earlier owners.
-        """
+        """Returns the lowest spans [start, to) that this claim finished above the position, about SPANS_REPORTED. Two
+        finished offsets are in one span if none between them was fetched."""
         spans: list[tuple[int, int]] = []
         joins = False  # whether the newest span reaches the end of the previous run
         for run in self.runs:
@@ -576,11 +534,8 @@ class AtLeastOnce:
         return spans
 
     def _delivered_again(self, position: int, mine: int) -> list[Range]:
-        """Returns the ranges above the position that earlier owners delivered, and how often each was delivered.
-
-        `mine`: the offset after the last one that this claim has delivered. Below it the counts include this claim's
-        delivery, unless it delivers ranges.
-        """
+        """Returns the ranges above the position that earlier owners delivered, with counts; below `mine`, including
+        this claim's delivery, unless it delivers ranges."""
         counted = []
         for start, to, times in self._delivered_before:
             start = max(start, position + 1)
@@ -613,12 +568,9 @@ class AtLeastOnce:
         return self._base
 
     def attempts(self) -> int:
-        """Returns how often the message at the position counts as delivered if this owner dies now (F4.5).
-
-        That is once more than earlier owners delivered it and this one delivered it again, because nobody will know
-        whether this owner did. With `counts_exactly` it is `deliveries()`. With `in_ranges` this owner adds nothing to
-        what earlier ones delivered.
-        """
+        """Returns how often the message at the position counts as delivered if this owner dies now (F4.5): once more
+        than is known, because nobody will know; as `deliveries()` with `counts_exactly`; nothing is added with
+        `in_ranges`."""
         if self.counts_exactly:
             return self.deliveries()
         number = self.delivery_count(self._message())
@@ -650,11 +602,8 @@ class AtLeastOnce:
         return max(times, self._attempts) if offset == self._first else times
 
     def oldest(self) -> tuple[int, int] | None:
-        """Returns (monotonic ms, offset): since when the longest silent handler has been silent, and its message (D4).
-
-        A handler is silent since it got its message or last reported that it is at work. Returns None if no handler has
-        a message.
-        """
+        """Returns (monotonic ms, offset): since when the longest silent handler has been silent, and its message
+        (D4)."""
         self.position()
         found: tuple[int, int] | None = None
         for run in self.runs:
@@ -666,17 +615,13 @@ class AtLeastOnce:
         return found
 
     def give_back(self, run: OffsetRun, index: int, message: object, due_ms: int, size_bytes: int = 0) -> bool:
-        """Records that the handler of a message gave it back, to be delivered again at `due_ms` (D14).
-
-        `message` is kept for the driver, as `size_bytes` of its memory. Returns False if the message is finished.
-        """
+        """Records that a handler gave its message back until `due_ms` (D14). `message` is kept for the driver, as
+        `size_bytes` of memory. Returns False if it is finished."""
         return self._redeliveries().give_back(run, index, message, due_ms, size_bytes)
 
     def post(self, run: OffsetRun, index: int) -> bool:
-        """Records that a message is on its way to a dead-letter topic: no handler has it, and it is unfinished (D15).
-
-        Returns False if it is finished, or on its way already.
-        """
+        """Records that a message is on its way to a dead-letter topic: unfinished, and with no handler (D15). Returns
+        False if it is finished, or on its way already."""
         return self._redeliveries().post(run, index)
 
     def finish_posted(self, run: OffsetRun, index: int) -> None:
@@ -779,11 +724,8 @@ class AtMostOnce:
         self.grants.append(Grant(max(start, self.delivered_to), to))
 
     def holds(self, offset: int) -> bool:
-        """Returns whether the message at `offset`, the next one that exists, may be handed over.
-
-        It may if it lies in a grant and above all messages that were handed over. A grant may end in offsets without a
-        message (compaction, transaction markers); such a grant is dropped.
-        """
+        """Returns whether the next message that exists, at `offset`, lies in a grant and above all that was handed
+        over. Grants may end in offsets without a message; these are dropped."""
         while self.grants:
             grant = self.grants[0]
             if max(grant.start, self.delivered_to) < grant.to and offset < grant.to:
@@ -801,10 +743,8 @@ class AtMostOnce:
         return max(self.grants[0].start, self.delivered_to) if self.grants else self.delivered_to
 
     def deliver(self, offset: int, mono_ms: int, count: int = 1) -> None:
-        """Records that `count` messages are handed over, the last of them at `offset`.
-
-        The caller has asked `holds` for each of them.
-        """
+        """Records that `count` messages are handed over, the last at `offset`. The caller has asked `holds` for
+        each."""
         self.delivered_to = self.handed_to = offset + 1
         self.in_flight += count
         if self.in_flight_since_ms is None:
@@ -819,10 +759,8 @@ class AtMostOnce:
             self.delivered_to = self.handed_to = to
 
     def acked(self) -> None:
-        """Records that the handler has acked a message, so that a release need not wait for it.
-
-        It may have others, of a batch or of a reservation, so this says nothing about which ones are handled.
-        """
+        """Records an ack, so that a release need not wait. The handler may have others, so this says nothing about what
+        is handled."""
         self.in_flight, self.in_flight_since_ms = 0, None
 
     def returned(self) -> None:

@@ -49,10 +49,8 @@ class Orphans:
         self._look_due_ms = 0
 
     def tick(self, now: Instant, me: Presence) -> list[tuple[str, Evict]]:
-        """Counts the time waited (T2) and, every tenth of an interval, checks all sessions.
-
-        Returns the Evicts to send now, each with the name of its group.
-        """
+        """Counts the time waited (T2) and checks all sessions every tenth of an interval. Returns the Evicts to send
+        now, by group."""
         if me.interval_ms != self._interval_ms:  # waits counted with another interval do not compare
             self._interval_ms, self._clock = me.interval_ms, WaitClock(me.interval_ms)
             self._waits.clear()
@@ -66,10 +64,8 @@ class Orphans:
         return self._evict(silent, now.mono_ms, me) if silent else []
 
     def _find_silent(self) -> dict[int, _Silent]:
-        """Returns, by id, the sessions that have been silent for long enough to be evicted.
-
-        A wait begins when this process first reads the session, and again with each extension (T1).
-        """
+        """Returns the sessions, by id, that may be evicted. A wait begins when this process first reads a session, and
+        again with each extension (T1)."""
         clock, waits, live, found = self._clock, self._waits, 0, {}
         counted_ms, least_ms = clock.counted_ms, EVICT_INTERVALS * self._interval_ms
         for group in self.world.groups.values():  # a log may have thousands of groups: no calls here
@@ -89,10 +85,8 @@ class Orphans:
         return found
 
     def _evict(self, silent: dict[int, _Silent], now_ms: int, me: Presence) -> list[tuple[str, Evict]]:
-        """Returns the Evicts that are due, each with the name of its group.
-
-        A process of rank k waits k thirds of an interval longer, so that usually only one process sends an Evict (T4).
-        """
+        """Returns the Evicts that are due, by group. Rank k waits k thirds of an interval longer, so that usually one
+        process sends it (T4)."""
         due: list[tuple[str, Evict]] = []
         third_ms = self._interval_ms // HEARTBEATS_PER_INTERVAL
         rank_ms = self._rank(silent, me.sessions) * third_ms
@@ -108,10 +102,7 @@ class Orphans:
         return due
 
     def _rank(self, silent: dict[int, _Silent], mine: set[int]) -> int:
-        """Returns this process's rank: how many clients have a session older than all of its own.
-
-        Silent sessions do not count.
-        """
+        """Returns how many clients have a session, not silent, that is older than all of this process's own."""
         first = min(mine)
         sessions = (session for group in self.world.groups.values() for session in group.sessions.values())
         return len({session.join.client_id for session in sessions if session.id < first and session.id not in silent})

@@ -62,7 +62,7 @@ class Snapshotter:
     # --- reading
 
     def folded(self, verdict: Verdict, now_ms: int) -> None:
-        """Is called by the driver when it has folded a record into the world. `now_ms`: monotonic."""
+        """The driver calls this when it has folded a record into the world. `now_ms`: monotonic."""
         if verdict.group:
             self._touched.add(verdict.group)
         record = verdict.record
@@ -92,10 +92,8 @@ class Snapshotter:
             self._written += self.write() or ()
 
     def write(self) -> list[Snapshot] | None:
-        """Returns the world, which must be at a checkpoint, as Snapshot records (N7).
-
-        Returns None if this version cannot read the records of some group, or if no Genesis was read.
-        """
+        """Returns the world, at a checkpoint, as Snapshot records (N7); None without a Genesis or with a group of
+        records that are too new."""
         world, data = self.world, snapshot.state_of(self.world)
         if data is None or world.genesis is None:
             return None
@@ -122,10 +120,8 @@ class Snapshotter:
     # --- acting
 
     def tick(self, now: Instant, me: Presence) -> SnapshotTasks:
-        """Returns the tasks that are due at `now`; the driver calls this when it has time.
-
-        `me`: the sessions that this process has in the log. Without any, nothing is due.
-        """
+        """Returns the tasks that are due at `now`. `me`: this process's sessions in the log; without any, nothing is
+        due."""
         tasks, sessions = SnapshotTasks(), me.sessions
         if not sessions:
             self._write_next = False
@@ -156,12 +152,8 @@ class Snapshotter:
     def _judge_one(
         self, at: int, stored: Stored, waited_ms: int, client_id: str, sessions: set[int], tasks: SnapshotTasks
     ) -> None:
-        """Adds to `tasks` what this process must do about a snapshot that is not confirmed yet (N6).
-
-        It vouches for a snapshot of another process if its own fold gave the same digests, and reports it as
-        `mismatched` if they differ. For a snapshot that it wrote itself it asks for an audit (`SnapshotTasks.audit`),
-        and only if no other client has a live session. `waited_ms`: how long ago the snapshot was read.
-        """
+        """Adds what to do about a snapshot that is not confirmed, and was read `waited_ms` ago (N6): vouch for it,
+        report it as `mismatched`, or, if it is this process's own and no other client has a live session, audit it."""
         key, own = stored.key, self._digests.get(at)
         if own is None:
             del self._to_judge[at]
@@ -185,11 +177,8 @@ class Snapshotter:
                 tasks.send.append(snapshot.witness(stored.genesis, self.instance, at, key.state, key.chain))
 
     def audited(self, stored: Stored, again: World | None) -> list[Snapshot]:
-        """Is called by the driver when it has read and folded the log again, as `SnapshotTasks.audit` asked (N6).
-
-        `stored`: the snapshot that is checked. `again`: the world that the second fold gave at its checkpoint, None if
-        it failed. Returns the witness record to send; an empty list if the snapshot differs from `again`.
-        """
+        """The driver has folded the log again (N6): `again` is the world at the checkpoint of `stored`, None if it
+        failed. Returns the witness to send; nothing if they differ."""
         self._audits.discard(stored.at)
         self._to_judge.pop(stored.at, None)
         key = stored.key
@@ -208,11 +197,8 @@ class Snapshotter:
         return confirmed[0].at if confirmed else NONE
 
     def deletable(self) -> int:
-        """Returns the offset below which records may be deleted; 0 if none may (N12).
-
-        That is the checkpoint of the older one of the two newest confirmed snapshots. If a live session has reported
-        only a lower checkpoint in its heartbeats, it is that lower one.
-        """
+        """Returns the offset below which records may be deleted, or 0 (N12): the checkpoint of the older of the two
+        newest confirmed snapshots, or a lower one that a live session has reported."""
         confirmed = self.store.confirmed()
         if len(confirmed) < 2:
             return 0

@@ -18,11 +18,8 @@ OWN_POLICY: Final = "own"  # in a setting: the group names none, and every consu
 
 
 class Policy(NamedTuple):
-    """One policy of a group.
-
-    `settings`: those of the group's settings that only such policies have, by the names that users know. `options`: the
-    fields of a Join that only consumers of such groups may fill.
-    """
+    """One policy of a group. `settings`: those that only its groups have, by their users' names. `options`: the fields
+    of a Join that only its consumers may fill."""
 
     name: str
     own: bool = False  # a consumer may choose it for itself; such policies replace each other at any time (F9.11)
@@ -108,10 +105,8 @@ def obeying(option: str) -> tuple[str, ...]:
 
 
 def misfit(config: GroupConfig | None, join: Join) -> str:
-    """Returns the first field of the Join that the group's settings do not allow; "" if the Join fits them (F1.7).
-
-    `config`: None if the group has no settings.
-    """
+    """Returns the first field of the Join that the settings do not allow, or "" (F1.7). `config`: None without
+    settings."""
     policy = policy_of(config)
     names = config.priority_groups if config is not None and policy.priority else ()
     faults = {
@@ -127,11 +122,8 @@ def misfit(config: GroupConfig | None, join: Join) -> str:
 
 
 def lifelong(config: GroupConfig | None, mode: int, after: GroupConfig) -> str:
-    """Returns the field that `after` would change although it is for the group's whole life; "" if none (F9.11).
-
-    `config`: the settings before, None if there are none. `mode`: 0 if nobody has joined; a group with neither has not
-    begun, and takes any settings.
-    """
+    """Returns the field that `after` would change although it is for life, or "" (F9.11). `config`: the settings
+    before, or None; `mode`: 0 if nobody has joined. A group with neither has not begun, and takes any settings."""
     if config is None or config.deleted:
         if not mode:
             return ""

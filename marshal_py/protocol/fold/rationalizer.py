@@ -74,12 +74,9 @@ class Outcome(IntEnum):
 
 
 class Verdict(Struct, frozen=True, gc=False):
-    """Says what the fold decided about one record (F10.2). `reason` is "" if it was accepted, else a word for why not.
-
-    `group`: "" if the record belongs to none. `granted`: for an accepted ClaimingMessages, the indexes of the ranges
-    that were granted (F5.2). `unsettled`: for an accepted ClaimingPartition, the grants of the last owner of which
-    nobody knows what became (F4.5); None if there are none.
-    """
+    """What the fold decided about one record (F10.2). `reason`: "" if accepted. `group`: "" if of none. `granted`: the
+    indexes of the ranges granted (F5.2). `unsettled`: on an accepted ClaimingPartition, the last owner's grants of
+    which nobody knows what became (F4.5)."""
 
     offset: int
     outcome: Outcome
@@ -98,12 +95,8 @@ class Verdict(Struct, frozen=True, gc=False):
 
 
 def reshape(group: Group, entry: Change) -> None:
-    """Notes that an entry of the group (a topic, a session, a partition or the group itself) has changed.
-
-    A rule of the fold calls it when more has changed than a position, counts or an extension. It adds 1 to
-    `Group.shape`, by which members see that they must compute assignments again. The next digest is computed with the
-    changed entry.
-    """
+    """Notes that an entry has changed by more than a position, counts or an extension: adds 1 to `Group.shape`, so
+    members compute assignments again, and the next digest includes it."""
     group.shape += 1
     group.changes.append(entry)
     group.dirty.add(entry)
@@ -118,10 +111,8 @@ def partition_of(group: Group, tp: TopicPartition) -> Partition:
 
 
 def free(group: Group, partition: Partition, successor: int, floor: int = NONE) -> None:
-    """Takes a claim from its owner (F3.3, F6.4). Position, generation, version, counts and progress stay.
-
-    `successor`: the session that should claim the partition next, or NONE. `floor`: the partition's floor from now on.
-    """
+    """Takes a claim from its owner (F3.3, F6.4). Position, generation, version, counts and progress stay. `successor`:
+    who should claim next, or NONE; `floor`: from now on."""
     session = group.sessions[partition.owner]
     session.epochs.discard(partition.epoch)
     if partition.tp.partition >= 0:
@@ -135,10 +126,8 @@ def free(group: Group, partition: Partition, successor: int, floor: int = NONE) 
 
 
 def end_session(group: Group, session: Session) -> None:
-    """Frees all claims of a session and removes the session (F3.3).
-
-    In at-most-once mode the floors stay: what lies between floor and position is unsettled.
-    """
+    """Frees all claims of a session and removes it (F3.3). In at-most-once mode the floors stay: from there to the
+    position is unsettled."""
     for epoch in tuple(session.epochs):
         partition = group.claims[epoch]
         free(group, partition, NONE, partition.floor if group.mode == AT_MOST_ONCE else NONE)
@@ -148,11 +137,7 @@ def end_session(group: Group, session: Session) -> None:
 
 
 def begin_generation(group: Group, partition: Partition) -> None:
-    """Begins a new generation of a partition (PROTOCOL.md 5).
-
-    Drops the counts (lag, messages in flight, deliveries), the floor and the progress of the old one; the partition is
-    no longer parked.
-    """
+    """Begins a new generation of a partition: drops counts, floor and progress of the old one, and unparks it."""
     partition.generation += 1
     partition.floor = NONE
     partition.lag = partition.in_flight = partition.attempts = 0
@@ -161,10 +146,7 @@ def begin_generation(group: Group, partition: Partition) -> None:
 
 
 def forget_position(group: Group, partition: Partition, offset: int) -> None:
-    """Removes a partition's position and makes `offset` its version (F9.2).
-
-    So the fold refuses records that name the old version.
-    """
+    """Removes a position and makes `offset` the version, so records that name the old one are refused (F9.2)."""
     partition.position = NONE
     partition.version = offset
     begin_generation(group, partition)
@@ -290,10 +272,8 @@ def _holds_partition(group: Group) -> bool:
 
 
 def _forget_everything(group: Group, offset: int) -> None:
-    """Removes the topics, partitions, mode and pause of a deleted group, and keeps its name and config (F9.5).
-
-    `offset`, that of the deletion, is kept as well, so that the fold rejects copies of older records.
-    """
+    """Empties a deleted group but for name, config and the deletion's `offset`, by which copies of older records are
+    rejected (F9.5)."""
     for topic in group.topics.values():
         group.forget_entry(topic)
     for partition in group.partitions.values():
@@ -325,10 +305,8 @@ _LAST_OF_BLOCK: Final = CHECKPOINT_OFFSETS - 1  # CHECKPOINT_OFFSETS is a power 
 
 
 def apply(world: World, offset: int, value: bytes | None) -> Verdict:
-    """Folds the record at `offset` into the world and returns the verdict.
-
-    Raises a CoordinationError and changes nothing if the record must stop the whole log.
-    """
+    """Folds the record at `offset` and returns the verdict. Raises a CoordinationError, unchanged, if it must stop the
+    log."""
     if offset != world.next_offset:
         raise LogGap(world.log, world.next_offset, offset)
     verdict = _judge(world, offset, value)
@@ -343,10 +321,7 @@ def apply(world: World, offset: int, value: bytes | None) -> Verdict:
 
 
 def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
-    """Checks a record in the order of PROTOCOL.md 5, and applies the rule of its type if no check before fails.
-
-    The order is: garbage, stop, misrouted, opaque and version, body, the type's rule.
-    """
+    """Checks in the order of PROTOCOL.md 5: garbage, stop, misrouted, opaque and version, body, the type's rule."""
     envelope = open_envelope(value, world.crc_seed)
     if envelope is None:
         return Verdict(offset, _IGNORED, "garbage", "", None)
@@ -417,10 +392,7 @@ def _judge_unowned(
 
 
 def check_protocol(log: int, genesis: Genesis) -> None:
-    """Checks that this library has the protocol version that the Genesis names.
-
-    Raises ProtocolOutdated if the log's version is lower, and ProtocolUnknown if it is higher (L6).
-    """
+    """Checks the Genesis's protocol version (L6). Raises ProtocolOutdated or ProtocolUnknown."""
     if genesis.protocol < PROTOCOL_VERSION:
         raise ProtocolOutdated(log, genesis.protocol, PROTOCOL_VERSION)
     if genesis.protocol > PROTOCOL_VERSION:

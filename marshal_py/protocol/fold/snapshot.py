@@ -213,11 +213,8 @@ def _packed(group: Group) -> _Group:
 
 
 def load(stored: Stored, log: int, root: Genesis | None = None, expected: bytes | None = None) -> World | None:
-    """Returns the world as it was at the snapshot's checkpoint, None if the snapshot's bytes are not valid (N4).
-
-    `log`, `root` and `expected` are those of `World`. Raises TopicRecreated if the snapshot names another incarnation
-    than the reader knows, and ProtocolOutdated or ProtocolUnknown if its log has another protocol version (L6).
-    """
+    """Returns the world at the snapshot's checkpoint, None for invalid bytes (N4). `log`, `root`, `expected`: as of
+    `World`. Raises TopicRecreated, ProtocolOutdated or ProtocolUnknown (L6)."""
     incarnation = stored.genesis.incarnation
     known = expected if root is None else root.incarnation
     if known is not None and incarnation != known:
@@ -243,10 +240,7 @@ def load(stored: Stored, log: int, root: Genesis | None = None, expected: bytes 
 
 
 def _group(packed: _Group, at: int) -> Group | None:
-    """Returns a group of the snapshot, or None if it breaks an invariant of world.py.
-
-    No fold results in such a group.
-    """
+    """Returns a group of the snapshot, None if it breaks an invariant of world.py, as no fold's result does."""
     group = Group(packed.name)
     group.mode, group.pause_change, group.pause_duration_ms = packed.mode, packed.pause_change, packed.pause_duration_ms
     group.deleted_at = packed.deleted_at
@@ -312,10 +306,8 @@ def _coherent(group: Group, at: int) -> bool:
 
 
 def split(genesis: Genesis, instance: bytes, at: int, state: int, chain: int, data: bytes) -> list[Snapshot]:
-    """Cuts a snapshot's bytes `data` into Snapshot records (N1).
-
-    `instance`: the writer's instance id. `state`, `chain`: the digests at checkpoint `at`.
-    """
+    """Cuts a snapshot's bytes into Snapshot records (N1). `instance`: the writer's; `state`, `chain`: the digests at
+    checkpoint `at`."""
     count = max(1, -(-len(data) // CHUNK_BYTES))
     return [
         Snapshot(
@@ -326,10 +318,7 @@ def split(genesis: Genesis, instance: bytes, at: int, state: int, chain: int, da
 
 
 def witness(genesis: Genesis, instance: bytes, at: int, state: int, chain: int) -> Snapshot:
-    """Returns the record by which a client vouches for the snapshots that have these digests at `at` (N5).
-
-    `instance`: the client's instance id.
-    """
+    """Returns the record by which a client, `instance`, vouches for the snapshots with these digests at `at` (N5)."""
     return Snapshot(genesis, instance, at, 0, 1, state, chain, b"")
 
 
@@ -342,26 +331,17 @@ def founding(genesis: Genesis, log: int, instance: bytes, at: int) -> list[Snaps
 
 
 class SnapshotStore:
-    """Joins the chunks and witnesses of a log's snapshots, in whatever order they are read (N1).
-
-    A copy of a record changes nothing.
-    """
+    """Joins chunks and witnesses of a log's snapshots in any order (N1). Copies of a record change nothing."""
 
     def __init__(self, incarnation: bytes | None = None) -> None:
-        """Begins empty. `incarnation`: that of the log, None if it is not known.
-
-        Snapshots that name another incarnation are ignored if it is known (E2).
-        """
+        """`incarnation`: the log's, if known; snapshots of another one are then ignored (E2)."""
         self.incarnation = incarnation
         self.whole: dict[Key, Stored] = {}
         self._open: dict[Key, dict[int, bytes]] = {}
         self._vouched: dict[tuple[int, int, int], set[bytes]] = {}
 
     def take(self, record: Snapshot, offset: int) -> Stored | None:
-        """Takes the record that was read at `offset`.
-
-        Returns the snapshot whose last missing chunk this was, or for which the record vouches; None if there is none.
-        """
+        """Takes the record at `offset`. Returns the snapshot that it completes or vouches for, or None."""
         if self.incarnation is not None and record.genesis.incarnation != self.incarnation:
             return None
         if record.at > offset:
@@ -407,11 +387,8 @@ class SnapshotStore:
         self._vouched = {named: by for named, by in self._vouched.items() if named[0] <= at}
 
     def confirmed(self, first: int = 0) -> list[Stored]:
-        """Returns, newest first, the confirmed snapshots at checkpoints from `first` on.
-
-        From these a log whose first offset is `first` can be read on. Of several snapshots with the same checkpoint and
-        digests it returns one.
-        """
+        """Returns, newest first, one confirmed snapshot per checkpoint and digests, from `first` on, the log's first
+        offset."""
         found: dict[tuple[int, int, int], Stored] = {}
         for stored in self.whole.values():
             named = (stored.key.at, stored.key.state, stored.key.chain)
@@ -421,9 +398,6 @@ class SnapshotStore:
 
 
 def _bound(kept: dict[K, V], at_of: Callable[[K], int]) -> None:
-    """Deletes entries until STORED_MAX are left, those of the highest checkpoints.
-
-    `at_of` returns the checkpoint of a key.
-    """
+    """Keeps the STORED_MAX entries of the highest checkpoints. `at_of`: the checkpoint of a key."""
     while len(kept) > STORED_MAX:
         del kept[min(kept, key=at_of)]

@@ -59,11 +59,8 @@ def text_hash(text: str) -> int:
 
 
 class Topic(Struct, gc=False, eq=False):
-    """Holds what the log says about one topic of a group (F9.1-F9.3, F9.10).
-
-    `offset`: that of the newest Topology that the fold accepted. `first_count`: the first partition count, but 0 after
-    the topic was deleted and created again. `id`: the topic's id in the cluster, "" if it is not known.
-    """
+    """What the log says of one topic (F9.1-F9.3, F9.10). `offset`: of the newest accepted Topology. `first_count`: 0
+    after the topic was created again. `id`: the cluster's, "" if unknown."""
 
     name_hash: int
     count: int
@@ -77,10 +74,8 @@ class Topic(Struct, gc=False, eq=False):
 
 
 class Session(Struct, eq=False):
-    """The state of a live session. `join` is the record that began it, `join_body` its bytes; they never change.
-
-    `extended`: offset of the newest record that extended it. `mark`: offset of its last StepDown, NONE if it has none.
-    """
+    """A live session. `join` began it, with the bytes `join_body`. `extended`: offset of the newest record that
+    extended it. `mark`: of its last StepDown, or NONE."""
 
     id: int
     join: Join
@@ -107,10 +102,7 @@ class Span(NamedTuple):
 
 
 class Partition(Struct, gc=False, eq=False):
-    """The state of one partition of a group, of a whole topic, or of the pin.
-
-    The pin is the claim of the whole group (identity.py).
-    """
+    """One partition of a group, a whole topic, or the pin: the claim of the whole group (identity.py)."""
 
     tp: TopicPartition
     name_hash: int
@@ -159,7 +151,7 @@ class Partition(Struct, gc=False, eq=False):
 
 
 class Group:
-    """Holds everything that the log says about one group (PROTOCOL.md 5)."""
+    """Everything that the log says about one group (PROTOCOL.md 5)."""
 
     __slots__ = (
         "changes",
@@ -216,29 +208,20 @@ class Group:
         return self.config is not None and self.config.deleted
 
     def changed_since(self, shape: int) -> list[Change] | None:
-        """Returns the entries that changed after `Group.shape` had the value `shape`, oldest first.
-
-        Returns None if more changed than `Group.changes` keeps.
-        """
+        """Returns the entries that changed since `shape`, oldest first; None if `Group.changes` keeps too few."""
         missed = self.shape - shape
         if shape < 0 or missed > len(self.changes):
             return None
         return list(self.changes)[-missed:] if missed else []
 
     def topology_offset(self, topic: str) -> int:
-        """Returns what a Topology of this topic must name as `observed` (F9.1).
-
-        That is the offset of the topic's last Topology. If the log has none, it is the offset of the group's last
-        deletion, and NONE if the group was never deleted.
-        """
+        """Returns what a Topology of this topic must name as `observed` (F9.1): the offset of its last one, else of the
+        group's last deletion, else NONE."""
         known = self.topics.get(topic)
         return self.deleted_at if known is None else known.offset
 
     def writes_version(self, own: int) -> int:
-        """Returns the newest record version that the writer and all live sessions can read (E8).
-
-        `own`: the newest version that the writer reads.
-        """
+        """Returns the newest record version that the writer (`own`) and all live sessions can read (E8)."""
         return min([own, *(session.join.reads_version for session in self.sessions.values())])
 
     def parked(self, tp: TopicPartition) -> str:
@@ -247,21 +230,16 @@ class Group:
         return known.parked if known is not None else ""
 
     def unsettled(self, tp: TopicPartition) -> Span | None:
-        """Returns the offsets of which nobody knows what became, because the session that owned `tp` ended with them.
-
-        They were granted to that session in at-most-once mode, and it neither reported them as handled nor gave them
-        back: at most these messages are lost (F3.3). Returns None if there are none, or if somebody owns the partition.
-        """
+        """Returns the offsets that the ended owner of `tp` was granted at most once and neither reported nor gave back:
+        at most these are lost (F3.3). None without any, or while somebody owns it."""
         known = self.partitions.get(tp) if self.mode == AT_MOST_ONCE else None
         if known is None or known.owner != NONE or not NONE < known.floor < known.position:
             return None
         return Span(known.floor, known.position)
 
     def partition_exists(self, tp: TopicPartition) -> bool:
-        """Returns whether the log knows this partition (F4.1).
-
-        A topic as a whole (partition -1) exists if the topic is known; the pin (no topic, partition -1) always does.
-        """
+        """Returns whether the log knows this partition (F4.1). The pin always exists, a whole topic (partition -1) with
+        its topic."""
         topic = self.topics.get(tp.topic)
         if topic is None:
             return tp.partition < 0 and not tp.topic
@@ -354,11 +332,8 @@ class World:
     )
 
     def __init__(self, log: int = 0, root: Genesis | None = None, expected: bytes | None = None) -> None:
-        """Begins an empty world. `log`: the number of the coordination partition.
-
-        `root`: the Genesis of log 0, needed if `log` > 0 (L4). `expected`: the incarnation that the reader already
-        knows, None if it knows none (L6).
-        """
+        """An empty world of coordination partition `log`. `root`: the Genesis of log 0, needed by the others (L4).
+        `expected`: the incarnation that the reader knows, or None (L6)."""
         self.log: int = log
         self.root: Genesis | None = root
         self.expected: bytes | None = expected
@@ -383,10 +358,7 @@ class World:
         return own if known is None else known.writes_version(own)
 
     def digests_at(self, group: str, at: int) -> tuple[int, int] | None:
-        """Returns the digests of a watched group's state and of the log's chain at checkpoint `at`, in this order.
-
-        Returns None if they are not kept. A digest that is 0 by chance counts as not kept.
-        """
+        """Returns a watched group's digest and the chain's at checkpoint `at`; None if not kept, or 0 by chance."""
         states = self.states.get(group)
         if states is None or at % CHECKPOINT_OFFSETS or not 0 <= self.chain_at - at < len(states) * CHECKPOINT_OFFSETS:
             return None
@@ -394,10 +366,8 @@ class World:
         return (states[slot], self.chains[slot]) if states[slot] else None
 
     def end_block(self) -> None:
-        """Adds the 16 values since the last checkpoint to the chain digest (G2).
-
-        Then computes the digests of the watched groups, which are kept for this checkpoint.
-        """
+        """Adds the 16 values since the last checkpoint to the chain (G2), and keeps the watched groups' digests of
+        it."""
         self.chain_at += CHECKPOINT_OFFSETS
         lengths = [NULL_LENGTH if value is None else len(value) for value in self.pending]
         head = _CHAIN(self.chain, self.chain_at, *lengths)

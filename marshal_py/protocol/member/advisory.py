@@ -203,12 +203,9 @@ ALARMING: Final[frozenset[AdvisoryKind]] = frozenset(
 
 
 class Advisory(Struct, frozen=True, gc=False):
-    """One event of a group; a field that the event does not have is NONE or "".
-
-    `kind` is one of KINDS, or the kind of a Note that a newer library wrote. KINDS says what `offset`, `to` and `text`
-    mean. `log` and `log_offset` name the record behind the event. `time_ms` is that record's timestamp; in
-    `Consumer.events` it is the moment at which this process learned of the event.
-    """
+    """One event of a group; what it does not have is NONE or "". KINDS says what `offset`, `to` and `text` mean for
+    each `kind` (a newer library's may be another). `log` and `log_offset` name the record behind it. `time_ms`: that
+    record's timestamp; in `Consumer.events`, when this process learned of it."""
 
     kind: AdvisoryKind
     group: str
@@ -280,10 +277,7 @@ class GroupEvents:
 
 
 def unpinned_by(record: Record | None) -> str:
-    """Returns why the record ended a pin, in the words of the design: admin, timeout, left or evicted.
-
-    An admin unpins, pauses the group, or changes its mode.
-    """
+    """Returns why the record ended a pin: admin (an unpin, a pause, another mode), timeout, left or evicted."""
     match record:
         case ReleasingPartition(reason=restricted.TIMED_OUT):
             return restricted.TIMED_OUT

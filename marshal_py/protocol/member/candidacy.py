@@ -64,10 +64,8 @@ class Overflow:
         )
 
     def _failed_over(self, group: Group, order: list[int]) -> bool:
-        """Returns whether nobody without conditions has asked for messages for the failover time.
-
-        Those who live say it themselves. If none does, the time is this member's own wait (T1 to T3).
-        """
+        """Returns whether nobody without conditions has asked for the failover time: as those say who live, else by
+        this member's own wait (T1 to T3)."""
         clock, failover_ms = self.member.detector.clock, group.config.failover_ms if group.config is not None else 0
         idle = [session.idle_ms for sid in order if not restricted.conditioned(session := group.sessions[sid])]
         if idle or self._alone_ms is None:
@@ -93,9 +91,7 @@ class Overflow:
                     self._awaited.add(tp)
 
     def looked_up(self, group: Group, tp: TopicPartition, start: int, end: int) -> None:
-        """Takes the end of a partition, and where reading begins if the log has no position of it; the last one that
-        a look waits for completes it.
-        """
+        """Takes a partition's end, and where reading begins without a position. The last one completes the look."""
         if tp not in self._awaited:
             return
         self._awaited.remove(tp)
@@ -185,10 +181,7 @@ class Candidacy:
         return self.policy.moves or self.lines is not None
 
     def refresh(self, group: Group) -> None:
-        """Computes order and target again if they may have changed.
-
-        In a large group it does so once in a tenth of an interval; until then the last result stays.
-        """
+        """Computes order and target again if they may have changed; in a large group once in a tenth of an interval."""
         detector, me = self.member.detector, self.member.session
         waited_out = detector.waited_out(group)
         waited_out.discard(me)
@@ -224,11 +217,8 @@ class Candidacy:
         return max(1, self._refreshed_ms + clock.step_ms_max - clock.counted_ms) if self.outdated else None
 
     def goes_to(self, tp: TopicPartition) -> int:
-        """Returns the session that should have a partition of this member.
-
-        It is this member if the target says nothing, but NONE under a restricted policy: the member must then release
-        the partition.
-        """
+        """Returns the session that should have a partition of this member: itself if the target says nothing, NONE
+        under a restricted policy, which makes it release the partition."""
         return self.target.get(tp, self.member.session if self.lines is None else NONE)
 
     @property
@@ -290,12 +280,9 @@ class Candidacy:
         return bool(self.taking)
 
     def rank_for(self, group: Group, tp: TopicPartition) -> int | None:
-        """Returns this member's rank for claiming `tp` (A2), the number of sessions whose turn is earlier.
-
-        First comes the successor that the Release named, else the session of the target; then the former owner; then,
-        in the order of candidates, the others that can take `tp`. Under a restricted policy the line of `tp` says it
-        (A7), and the rank of a member that is not in line is None: it may not claim.
-        """
+        """Returns how many sessions' turn to claim `tp` is earlier (A2): the successor that the Release named, else the
+        target's; the former owner; the others in order. Under a restricted policy by its line (A7); None if this member
+        is not in it and may not claim."""
         if self.lines is not None:
             line = self.lines.get(tp, ())
             return line.index(self.member.session) + self.overflow.behind if self.member.session in line else None
@@ -336,20 +323,16 @@ class Candidacy:
         return self._ahead.get(topic, 0)
 
     def rank_over(self, silent: Session) -> int:
-        """Returns this member's rank for evicting `silent` (T4), the number of members whose turn is earlier.
-
-        Members that joined after the last sign of life of `silent` come last.
-        """
+        """Returns how many members' turn to evict `silent` is earlier (T4). Those that joined after its last sign of
+        life come last."""
         older = bisect_right(self._before, silent.extended)
         if self.member.session <= silent.extended:
             return older
         return bisect_right(self._all, silent.extended) + len(self._before) - older
 
     def successors(self, group: Group) -> Target:
-        """Returns the target as it would be without this member and the others that are about to leave (A6).
-
-        So each of their partitions moves once, to a member that stays.
-        """
+        """Returns the target without this member and the others about to leave (A6), so that each partition moves
+        once."""
         self.refresh(group)
         leaving = self.stopping | {self.member.session}
         rest = tuple(sid for sid in self.order if sid in group.sessions and sid not in leaving)

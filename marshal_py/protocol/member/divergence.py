@@ -83,10 +83,8 @@ class DivergenceCheck:
             del self._agreed[next(iter(self._agreed))]
 
     def _outvotes(self, client_id: str, at: int) -> bool:
-        """Returns whether two clients besides `client_id` agree with this member, so that `client_id` is broken (G6).
-
-        A client agrees if the last of its digests that equalled this member's is of checkpoint `at` or a later one.
-        """
+        """Returns whether two other clients agree with this member as of checkpoint `at`, so that `client_id` is broken
+        (G6)."""
         if self.accusations:
             return False  # a check is running
         return sum(other != client_id and agreed_at >= at for other, agreed_at in self._agreed.items()) >= OUTVOTED_BY
@@ -113,10 +111,8 @@ class DivergenceCheck:
     # --- judging
 
     def refolded(self, at: int, again: World | None, now: Instant) -> None:
-        """Ends this member if the log, folded once more, gives another state than it holds (G7).
-
-        `again`: the world that the second fold gave at offset `at`; None if folding failed.
-        """
+        """Ends this member if the second fold, `again` at offset `at` (None if it failed), differs from its state
+        (G7)."""
         member = self.member
         if again is None:
             self._asked_ms.clear()  # the next accusation asks again
@@ -137,11 +133,8 @@ class DivergenceCheck:
         member.end(Diverged(member.name, member.world.log, at, held[which], found[which], reason))
 
     def settle(self, group: Group, now: Instant) -> None:
-        """Ends the accusations or this member, if folding again has given the same state; ticks call it (G8).
-
-        All accusations end when another client agrees with this member. An accusation by a session that has ended is
-        dropped. The member ends if at least two clients accuse it and none agrees.
-        """
+        """At ticks, after an equal second fold (G8): another client's agreement ends all accusations, an accuser's end
+        its own; two accusing clients and none that agrees end the member."""
         for gone in [session for session in self.accusations if session not in group.sessions]:
             del self.accusations[gone]
         if not self.accusations or not self.confirmed:
@@ -170,10 +163,7 @@ class DivergenceCheck:
 
 
 def first_difference(held: World, again: World, group: str, upto: int) -> int:
-    """Returns the first checkpoint up to `upto` at which the two worlds differ; -1 if there is none.
-
-    Compares the digests that both worlds still have.
-    """
+    """Returns the first checkpoint up to `upto` at which digests that both worlds keep differ, or -1."""
     least = max(CHECKPOINT_OFFSETS, upto - CHECKPOINTS_KEPT * CHECKPOINT_OFFSETS)
     for at in range(least, upto + 1, CHECKPOINT_OFFSETS):
         mine, theirs = held.digests_at(group, at), again.digests_at(group, at)

@@ -41,10 +41,8 @@ GROUP_NAME: Final = re.compile(r"[A-Za-z0-9_/=-]{1,16}")  # of a priority group:
 
 
 def check(config: GroupConfig, named: Collection[str]) -> None:
-    """Raises InvalidOption, which names the setting and the rule, if these settings do not belong together.
-
-    `named`: the settings that somebody chose now. Others may have been set by a library that knows more than this one.
-    """
+    """Raises InvalidOption, naming setting and rule, if settings do not belong together. `named`: those that somebody
+    chose now; the others may be of a library that knows more."""
     if config.policy and config.policy not in KNOWN:
         raise InvalidOption("policy", config.policy, f"one of {', '.join(known_policies())}")
     policy = policy_of(config)
@@ -141,10 +139,8 @@ def _check_mappings(config: GroupConfig) -> None:
 
 
 def check_change(group: str, config: GroupConfig | None, mode: int, after: GroupConfig) -> None:
-    """Raises InvalidOption if settings would change that are for the group's whole life (F9.11).
-
-    `config`: what the group has, None if it has none; `mode`: 0 if nobody has joined it.
-    """
+    """Raises InvalidOption if settings for the group's life would change (F9.11). `config`: what it has, or None;
+    `mode`: 0 if nobody has joined."""
     field = lifelong(config, mode, after)
     if field:
         advice = "use another group, or delete this one with its positions first"
@@ -152,10 +148,7 @@ def check_change(group: str, config: GroupConfig | None, mode: int, after: Group
 
 
 def check_declared(group: str, config: GroupConfig | None, mode: int, declared: GroupConfig) -> None:
-    """Raises InvalidOption if the settings that a consumer brings contradict those that the group has for its life.
-
-    A setting that it does not name contradicts nothing. The parameters are those of `check_change`.
-    """
+    """Raises InvalidOption if settings that a consumer names contradict those that the group has for its life."""
     known = config if config is not None else GroupConfig(NONE)
     named = {name: value for name in LIFELONG if (value := getattr(declared, name))}
     field = lifelong(config, mode, replace(known, **named))
@@ -182,10 +175,8 @@ def _for_life(group: str, config: GroupConfig | None, field: str) -> str:
 
 
 def check_consumer(group: str, config: GroupConfig | None, options: MemberOptions) -> None:
-    """Raises InvalidOption if a consumer of this group does not say what its policy needs, or says what it lacks.
-
-    `config`: the settings that the group has, or gets from this consumer; None if it has none (F1.7).
-    """
+    """Raises InvalidOption if a consumer lacks what the group's policy needs, or says what it lacks. `config`: what the
+    group has or gets from it, or None (F1.7)."""
     field = misfit(config, options.join(bytes(INSTANCE_BYTES), NONE))
     if not field:
         return
@@ -232,10 +223,8 @@ def settings_of(config: GroupConfig) -> dict[str, Any]:
 
 
 def mappings_of(given: Mapping[str, object]) -> tuple[MemberMapping, ...]:
-    """Returns the mappings of a record, sorted by member. `given`: member name -> partition numbers.
-
-    Raises InvalidOption if a partition is no number that Kafka can have.
-    """
+    """Returns a record's mappings, sorted by member, of member name -> partition numbers. Raises InvalidOption for a
+    number that Kafka cannot have."""
     return tuple(MemberMapping(name, tuple(sorted(_partitions(given[name])))) for name in sorted(given))
 
 

@@ -104,10 +104,8 @@ class Member(MemberState):
     leave_sent_ms: int | None
 
     def __init__(self, world: World, group: str, options: MemberOptions, draw: Callable[[int], bytes]) -> None:
-        """Begins without a session. `world` is the group's log, folded to its end (L7).
-
-        `draw(n)` returns n random bytes.
-        """
+        """Begins without a session. `world`: the group's log, folded to its end (L7). `draw(n)` returns n random
+        bytes."""
         super().__init__(world, group, options, draw)
         self.deadline_ms: int = 0  # monotonic: when to call `tick` at the latest
         self.stalled_ms = 0  # how long the driver's thread did not run lately, as far as it knows
@@ -136,19 +134,13 @@ class Member(MemberState):
     # --- before a handler
 
     def may_deliver(self, epoch: int, now: Instant) -> bool:
-        """Returns whether a message of the claim may be handed over; a driver asks this before each one (D8).
-
-        It may if the session is live, the claim is this member's and OPEN (claim.py), the lease is valid and the group
-        is not paused.
-        """
+        """Returns whether a message of the claim may be handed over (D8): the session lives, the claim is this member's
+        and OPEN, the lease is valid, the group is not paused. Drivers ask before each one."""
         return self.open_ms(epoch, now) > 0
 
     def open_ms(self, epoch: int, now: Instant) -> int:
-        """Returns for how many ms from `now` `may_deliver` stays true, if no record is read and the claim stays OPEN.
-
-        Returns 0 if it is false at `now`. A driver that hands over many messages asks again before so many ms have
-        passed on the boot clock.
-        """
+        """Returns for how many ms of the boot clock `may_deliver` stays true if no record is read and the claim stays
+        OPEN, so that a driver may hand many over; 0 if it is false now."""
         claim = self.claims.get(epoch)
         if claim is None or claim.phase is not ClaimPhase.OPEN or self.session == NONE or self.ended:
             return 0
@@ -162,43 +154,33 @@ class Member(MemberState):
     # --- reading
 
     def receive(self, verdict: Verdict, now: Instant) -> None:
-        """Is called by the driver when it has folded a record into the world; ignores records of other groups."""
+        """The driver calls this when it has folded a record into the world; ignores records of other groups."""
         if not self.ended and verdict.group == self.name:
             self._read(verdict, now)
 
     # --- what the driver reports
 
     def learn_topic(self, topic: str, count: int, topic_id: str = "") -> bool:
-        """Takes a topic's partition count and id from the cluster's metadata; `topic_id` is "" if it is not known.
-
-        Returns True if the count or the id is new to this member.
-        """
+        """Takes a topic's partition count and id ("" if unknown) from the metadata. Returns whether one is new."""
         return self.topics.learn(topic, count, topic_id)
 
     def forget_topic(self, topic: str) -> None:
-        """Is called by the driver when the cluster does not have a topic that the patterns match (A13)."""
+        """The driver calls this when the cluster does not have a topic that the patterns match (A13)."""
         self.topics.forget(topic)
 
     def start_resolved(self, tp: TopicPartition, offset: int, end: int, now: Instant) -> None:
-        """Is called by the driver when it has looked up what `Ready.resolve` asked for (D5, A12).
-
-        Reading begins at `offset`, NONE if the log has a position of `tp`; the partition ends at `end`.
-        """
+        """The driver has looked up what `Ready.resolve` asked for (D5, A12): reading begins at `offset` (NONE if the
+        log has a position), `tp` ends at `end`."""
         self.rebalancer.start_resolved(tp, offset, end, now)
 
     def prefetched(self, tp: TopicPartition) -> None:
-        """Is called by the driver when the first data of `tp`, which it fetches ahead, has come, or there is none (A3).
-
-        The next heartbeat tells the owner, which may then hand the partition over.
-        """
+        """The first data of `tp`, fetched ahead, has come, or there is none (A3). The next heartbeat tells the
+        owner."""
         self.rebalancer.prefetched(tp)
 
     def finished(self) -> bool:
-        """Is called by the driver when handlers have finished messages, and when `may_deliver` was False.
-
-        Returns True if it must call `tick` at once: a careful claim hands a message over only when the log shows what
-        is finished and what counts as delivered (D11), and the tick sends a heartbeat that says so.
-        """
+        """Handlers have finished messages, or `may_deliver` was False. Returns True if `tick` must be called at once: a
+        careful claim waits for a heartbeat that tells the log what is finished (D11)."""
         group = self.group
         if group is None or not self.poison_guard.report_due(group):
             return False
@@ -207,19 +189,13 @@ class Member(MemberState):
         return True
 
     def give_up(self, tp: TopicPartition, detail: str, now: Instant) -> bool:
-        """Releases `tp`, which Kafka does not serve to this client (D13). `detail`: the cluster's error text.
-
-        The Release parks the partition if every member has tried in vain. Returns True if this member has nothing left
-        to deliver.
-        """
+        """Releases `tp`, which Kafka does not serve here (D13), and parks it if every member has tried in vain.
+        `detail`: Kafka's error text. Returns True if nothing is left to deliver."""
         self.rebalancer.back_off(tp, now.mono_ms + LEFT_INTERVALS * self.options.interval_ms)
         return self.refusals.give_up(tp, detail, now)
 
     def ack_is_late(self, claim: Claim) -> bool:
-        """Returns whether an ack comes too late to count, because the claim's Release was sent or the claim is lost.
-
-        Counts such acks in `late_acks`.
-        """
+        """Returns, and counts in `late_acks`, whether an ack comes after the claim's Release or loss."""
         if claim.sealed:
             self.late_acks += 1
             return True
@@ -236,23 +212,16 @@ class Member(MemberState):
 
     def healthy(self, now: Instant) -> bool:
         """Returns whether an own Join or heartbeat sent at most one interval ago was read back as accepted (T9).
-
-        A member that is not healthy delivers and claims nothing (T10).
-        """
+        Otherwise it delivers and claims nothing (T10)."""
         return self.liveness.healthy(now)
 
     def proven(self, now: Instant) -> bool:
-        """Returns whether an own record that was sent at most one interval ago was read back.
-
-        Only then does the time that this member waits on others count (T2).
-        """
+        """Returns whether an own record sent at most one interval ago was read back: only then do waits count (T2)."""
         return self.liveness.proven(now)
 
     def backs_off(self, tp: TopicPartition) -> bool:
-        """Returns whether this member leaves `tp` to others for a while.
-
-        It does after one of its handlers hung (D4) and after Kafka has refused to serve the partition (D13).
-        """
+        """Returns whether this member leaves `tp` to others for a while: its handler hung (D4), or Kafka refused to
+        serve it (D13)."""
         return self.rebalancer.backs_off(tp)
 
     @property
@@ -280,11 +249,9 @@ class Member(MemberState):
         self.end(error)
 
     def detach(self) -> Ready:
-        """Ends the session and loses all claims, because the log now begins above what this client has read (N11).
-
-        The driver then folds the log anew and calls `attach`. If the new world still has the old session, the member
-        sends a Leave for it. Returns the driver's duties.
-        """
+        """Ends the session and loses all claims, because the log begins above what this client has read (N11); returns
+        the duties. The driver folds again and calls `attach`, which has a Leave sent if the old session is still
+        there."""
         for claim in list(self.claims.values()):
             self.lose(claim, "history truncated")
         if self.session != NONE:
@@ -306,10 +273,8 @@ class Member(MemberState):
         self.request_tick()
 
     def refolded(self, at: int, again: World | None, now: Instant) -> None:
-        """Is called by the driver when it has folded the log once more, as `Ready.refold` asked (G6).
-
-        `again`: the world that the second fold gave at offset `at`; None if folding failed.
-        """
+        """The driver has folded the log once more, as `Ready.refold` asked (G6): `again` is the world at offset `at`,
+        None if it failed."""
         if not self.ended:
             self.divergence.refolded(at, again, now)
 
@@ -317,12 +282,9 @@ class Member(MemberState):
     # reject it
 
     def _enter(self, group: Group | None, now: Instant) -> None:
-        """Creates the group's settings if the user brings some and the group has none, then sends a Join.
-
-        A Join has a fresh instance id, and is sent once per interval until one is accepted (T14). If the user wants to
-        stop, it sends nothing. It then ends the member when no session of this client is live and no Join that was sent
-        may still begin one.
-        """
+        """Creates the settings that the user brings if the group has none, then sends a Join with a fresh instance id
+        once per interval until one is accepted (T14). If the user stops, it sends nothing, and ends the member when no
+        Join on its way may still begin a session."""
         options = self.options
         recent = self.join_sent is not None and now.mono_ms - self.join_sent.mono_ms < options.interval_ms
         if self.leaving:
@@ -359,10 +321,7 @@ class Member(MemberState):
     # --- quiescence
 
     def _begin_quiescence(self, group: Group | None, now: Instant) -> None:
-        """Is called after a whole tick: sets `quiescent_until_ms`, until when ticks may be short (monotonic ms).
-
-        Sets it to 0 if the next tick must be whole.
-        """
+        """After a whole tick: sets `quiescent_until_ms`, until when ticks may be short; 0 if the next must be whole."""
         self.quiescent_until_ms = 0
         if group is None or group.paused or self.session == NONE or self.ended or self.orphaned_sessions or self.fenced:
             return
@@ -378,11 +337,8 @@ class Member(MemberState):
         self.quiescent_until_ms = until_ms
 
     def _quiescent(self, now: Instant) -> bool:
-        """Returns whether a short tick is enough at `now`.
-
-        It is if no wait is over, no heartbeat is urgent, the user does not stop the consumer, all digests agree and the
-        lease is valid.
-        """
+        """Returns whether a short tick is enough: no wait is over, no heartbeat urgent, no stop, all digests agree, the
+        lease is valid."""
         if (
             now.mono_ms >= self.quiescent_until_ms
             or self.detector.over()
@@ -404,10 +360,8 @@ class Member(MemberState):
     # --- acting
 
     def leave(self, now: Instant, reason: str, wait_ms: int) -> None:
-        """Begins to leave the group: delivery stops now, handlers finish within `wait_ms`, all claims are released.
-
-        `reason`: a text for the Leave, "stopped" if it is "".
-        """
+        """Begins to leave: delivery stops now, handlers finish within `wait_ms`, all claims are released. `reason`: for
+        the Leave."""
         if not self.leaving:
             self.leaving = reason or "stopped"
         for claim in self.claims.values():
@@ -419,10 +373,8 @@ class Member(MemberState):
         self.request_tick()
 
     def ready_to_stop(self) -> bool:
-        """Returns whether it is time to call `leave`: after `prepare_stop`, waiting longer would gain nothing.
-
-        That is so when no claim is left, when no other member can take over, or when this member may not deliver.
-        """
+        """Returns whether, after `prepare_stop`, waiting longer gains nothing: no claim is left, nobody can take over,
+        or this member may not deliver."""
         group = self.group
         if group is None or self.session == NONE or self.ended or group.paused or self.fenced:
             return True
@@ -476,10 +428,7 @@ class Member(MemberState):
         return min([self.detector.deadline_ms(now), *(ms for ms in wanted if ms is not None)])
 
     def _leave_orphaned_sessions(self, now: Instant) -> None:
-        """Sends a Leave for each session of this client that it does not use (T14).
-
-        An older Join of this client began such a session, and was read late.
-        """
+        """Sends a Leave for each session that an older Join of this client began, read late (T14)."""
         for session, sent_ms in self.orphaned_sessions.items():
             if now.mono_ms - sent_ms >= self.third_ms:
                 self.orphaned_sessions[session] = now.mono_ms
@@ -514,11 +463,8 @@ class Member(MemberState):
         self.mirror_positions(group, now)
 
     def _report_fence(self, now: Instant) -> None:
-        """Advises the user that nothing is delivered because no own sign of life comes back, and of the end of that.
-
-        A lease that is over while the member is healthy is no news: no heartbeat extends it while an owner drains in a
-        pause (F2.2), and nothing is delivered then anyway.
-        """
+        """Advises that nothing is delivered because no own sign of life comes back, and of the end of that. A lease
+        over while healthy is no news: no heartbeat extends it while an owner drains in a pause (F2.2)."""
         if self.fenced and self._fence_is_news and not self.liveness.healthy(now):
             self._fence_is_news, self._fence_reported = False, True
             stalled = self.stalled_ms >= self.third_ms
@@ -530,11 +476,8 @@ class Member(MemberState):
             self._fence_is_news, self._fence_reported = True, False
 
     def _leave(self, group: Group, now: Instant) -> None:
-        """Sends the Leave after the Releases, because the fold rejects Releases of a session that has ended.
-
-        A Release that gives back grants may be rejected, and a claim that was sent may still be accepted. So the Leave
-        waits until this client has read what became of both, for an interval at most (T16).
-        """
+        """Sends the Leave after the Releases, which the fold rejects of an ended session; after those that give back
+        grants and claims on their way were read, or an interval (T16)."""
         if self.rebalancer.awaits_claims(group, now):
             return
         for claim in self.claims.values():
@@ -554,10 +497,8 @@ class Member(MemberState):
             self.out.send.append(StepDown(self.session, NONE, STOPPING, self.options.client_id[:BY_CHARS_MAX]))
 
     def _end_pause(self, group: Group, now: Instant) -> None:
-        """Ends a pause when this client has waited for its duration, and a time that grows with its rank (T13).
-
-        So usually only one member sends this record.
-        """
+        """Ends a pause after its duration and a time that grows with the rank, so that usually one member does
+        (T13)."""
         need_ms = group.pause_duration_ms + self.candidacy.rank(group) * self.third_ms
         if self.detector.pause_waited_ms() < need_ms:
             return
@@ -575,10 +516,8 @@ class Member(MemberState):
             )
 
     def _heartbeat(self, group: Group, now: Instant) -> None:
-        """Sends a heartbeat with the newest digest (G4).
-
-        It has an entry for each claim whose state differs from the world (T11).
-        """
+        """Sends a heartbeat with the newest digest (G4), and an entry for each claim that differs from the world
+        (T11)."""
         self.urgent = False
         entries: list[ClaimState] = []
         size_bytes = 0
@@ -699,10 +638,7 @@ class Member(MemberState):
         self.advise("client_id_shared", text=text, at=at, session=other.id)
 
     def _read_join(self, record: Join, verdict: Verdict) -> None:
-        """Makes the session that the newest own Join begins the member's session.
-
-        Sessions that older Joins of this client begin are kept in `orphaned_sessions`, and ticks leave them (T14).
-        """
+        """Makes the session of the newest own Join the member's. Those of older ones are left later (T14)."""
         sent = self.liveness.read_join(record.instance_id)
         if sent is None:
             return
@@ -787,10 +723,8 @@ class Member(MemberState):
             )
 
     def _begin_claim(self, group: Group, tp: TopicPartition, verdict: Verdict, now: Instant) -> bool:
-        """Begins a claim that the record at hand gave to this self. Returns whether it is wanted.
-
-        Only then the user learns of it.
-        """
+        """Begins a claim that the record gave to this member. Returns whether it is wanted; only then the user learns
+        of it."""
         partition = group.partitions[tp]
         tracker: AtLeastOnce | AtMostOnce
         if group.mode == AT_LEAST_ONCE:
@@ -836,10 +770,7 @@ class Member(MemberState):
                 claim.tracker.asked = None
 
     def _shape_changed(self, group: Group, verdict: Verdict, now: Instant) -> None:
-        """Ends own claims and the own session if the world no longer has them.
-
-        Is called when a record has changed `Group.shape`, that is, more than positions and counts.
-        """
+        """After a change of `Group.shape`: ends own claims and the own session if the world no longer has them."""
         if group.opaque_at != NONE:
             self.end(GroupOpaque(self.name, group.opaque_at))
             return

@@ -83,11 +83,8 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
 
 
 class Wanted(NamedTuple):
-    """Names a partition for which the driver must look up its end, and where reading starts (D5).
-
-    `earliest`: the partition was added to its topic later, so reading starts at its beginning. `end_only`: the log
-    has its position, so only the end is looked up (A12).
-    """
+    """A partition whose end, and start of reading, the driver must look up (D5). `earliest`: it was added to its topic
+    later. `end_only`: the log has its position (A12)."""
 
     tp: TopicPartition
     earliest: bool
@@ -195,10 +192,8 @@ class MemberState:
             claim.settle()
 
     def idle_ms(self, now: Instant) -> int:
-        """Returns for how many ms the user has asked for no message, as a heartbeat tells the group (A11, A12).
-
-        Returns 0 in a group that does not need it, and if the driver does not say when the user asks.
-        """
+        """Returns for how long the user has asked for no message, as heartbeats tell it (A11, A12); 0 where no group
+        needs it or the driver does not say."""
         group = self.group
         config = None if group is None else group.config
         if self.asked is None or config is None or not (policy_of(config).pins or config.failover_ms):
@@ -208,18 +203,13 @@ class MemberState:
         return max(0, now.mono_ms - self._asked_ms)
 
     def request_tick(self) -> None:
-        """Asks the driver to call `tick` soon, and makes the next tick a whole one.
-
-        A short tick (member.py) would not handle what has changed.
-        """
+        """Asks for a tick soon, and makes it a whole one, which a change needs."""
         self.tick_requested = True
         self.quiescent_until_ms = 0
 
     def retry_due(self, sent_ms: int | None, now: Instant) -> bool:
-        """Returns whether to send a record: it was never sent, or at least a third of an interval ago (T17).
-
-        `sent_ms`: when it was last sent, None if it never was.
-        """
+        """Returns whether to send a record that was last sent at `sent_ms` (None: never): at least a third of an
+        interval ago (T17)."""
         return sent_ms is None or now.mono_ms - sent_ms >= self.third_ms
 
     @property
@@ -230,21 +220,15 @@ class MemberState:
         return (configured or self.options.on_topic_recreated) == "earliest"
 
     def park(self, epoch: int, reason: str, detail: str, now: Instant) -> None:
-        """Stops a claim; its Release then parks the partition, so that nobody may claim it (D6, D13).
-
-        Handlers may finish for an interval. `reason`: the name of an error, see records.py. `detail`: what the driver
-        saw when it read the partition, for people who read the Release.
-        """
+        """Stops a claim whose Release then parks the partition (D6, D13). Handlers may finish for an interval.
+        `reason`: an error's name (records.py); `detail`: what the driver saw, for people."""
         claim = self.claims.get(epoch)
         if claim is not None and not claim.sealed and not claim.parking:
             claim.park(reason, clipped(detail), now.mono_ms + self.options.interval_ms)
             self.request_tick()
 
     def end(self, error: MarshalError | None) -> None:
-        """Ends the member: its lease ends, all claims are lost, and nothing is sent afterwards.
-
-        `error`: why it ends, None for a clean stop.
-        """
+        """Ends the member: its lease ends, all claims are lost, nothing is sent. `error`: None for a clean stop."""
         if self.ended:
             return
         self.ended = self.out.ended = True
@@ -254,11 +238,8 @@ class MemberState:
         self.liveness.lease.end()
 
     def lose(self, claim: Claim, reason: str, kind: AdvisoryKind = "lost", at: int = NONE) -> None:
-        """Ends a claim and advises the user; `reason` tells the user why.
-
-        `kind`: "released" if the claim's Release was accepted, else "lost". `at`: offset of the record that ended the
-        claim, NONE if no record did.
-        """
+        """Ends a claim and advises the user why. `kind`: "released" or "lost". `at`: the record that ended it, or
+        NONE."""
         if kind != "released":  # a Release gives back what was not handed over (F6.3)
             self.drop_grants(claim)
         claim.seal(ClaimPhase.GONE)
@@ -288,11 +269,8 @@ class MemberState:
         self.out.lost.append((claim, claim.reason))
 
     def seek(self, tp: TopicPartition, position: int, now: Instant) -> Claim | None:
-        """Begins to move the position of an own claim, in at-least-once mode (T20). Returns the claim.
-
-        Nothing more of it is delivered, and acks of its messages come too late. Once its SeekingPartition is accepted a
-        new claim takes its place. Returns None if no claim of the partition is open.
-        """
+        """Begins to move the position of an open claim, at least once (T20), and returns it, or None. Nothing more of
+        it is delivered, its acks come too late, and a new claim follows."""
         claim = next((c for c in self.claims.values() if c.tp == tp and c.phase is ClaimPhase.OPEN), None)
         if claim is not None:
             claim.seek(position, now.mono_ms)
@@ -327,11 +305,8 @@ class MemberState:
         at: int = NONE,
         session: int | None = None,
     ) -> None:
-        """Queues an advisory for the user; the driver adds the time.
-
-        KINDS in advisory.py says what `offset`, `to` and `text` mean for this kind. `at`: offset of the record that
-        caused the advisory. `session`: the session that it names; None stands for the member's own.
-        """
+        """Queues an advisory; KINDS says what `offset`, `to`, `text` mean. `at`: the record that caused it; `session`:
+        None for the member's own."""
         topic, partition = tp if tp is not None else ("", NONE)
         self.out.advisories.append(
             Advisory(
@@ -359,10 +334,8 @@ class MemberState:
         text: str = "",
         epoch: int = NONE,
     ) -> None:
-        """Writes a Note with the next tick, for an event that no other record implies, and advises the user of it.
-
-        `from_`, `to` and `text` mean what KINDS in advisory.py says of `offset`, `to` and `text` for this kind.
-        """
+        """Writes a Note with the next tick, for what no other record implies, and advises the user. The fields are as
+        of `advise`."""
         if self.session != NONE and not self.ended:
             topic, partition = tp if tp is not None else ("", NONE)
             self.out.send.append(Note(self.session, kind, topic, partition, from_, to, clipped(text)))
@@ -386,17 +359,14 @@ class MemberState:
             self.out.mirror[tp] = position
 
     def not_mirrored(self, refused: Mapping[TopicPartition, int]) -> None:
-        """Is called by the driver after a commit that Kafka refused: what this member owns is mirrored again (D7)."""
+        """The driver calls this after a commit that Kafka refused: what this member owns is mirrored again (D7)."""
         for tp, position in refused.items():
             if self._mirrored.get(tp) == position:
                 del self._mirrored[tp]
 
     def overtaken(self, committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Is called by the driver after a commit; returns positions that it must commit now, in place of older ones.
-
-        They belong to partitions that this member does not own any more. A new owner may have committed its position
-        before the member's own commit, which has then overwritten it (D7).
-        """
+        """After a commit: returns positions, of partitions that this member lost, to commit now, because the commit may
+        have overwritten a new owner's (D7)."""
         group, found = self.group, {}
         owned = {claim.tp for claim in self.claims.values()}  # an owner commits what is accepted later with its ticks
         for tp, position in committed.items():

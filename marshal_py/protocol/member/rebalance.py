@@ -61,11 +61,8 @@ class HeadStarts:
         rank: Callable[[TopicPartition], int | None],
         topics: frozenset[str],
     ) -> dict[TopicPartition, int]:
-        """Returns the partitions of `topics` that this member may try to claim now, with their versions.
-
-        `rank` returns this member's rank for a partition, None if it may not claim it. `revision` is a number that
-        grows when ranks may have changed.
-        """
+        """Returns the partitions of `topics` that this member may try to claim now, with their versions. `rank`: for a
+        partition, None if it may not. `revision` grows when ranks may have changed."""
         free, seen = detector.free(), (revision, detector.clock.floor_ms, topics)
         changed = group.changed_since(self._shape) if seen == self._seen else None
         self._seen, self._shape = seen, group.shape
@@ -123,12 +120,8 @@ class GrantRequests:
         return self._asking is not None and not self.member.retry_due(self._asking[1], now)
 
     def read(self, record: ClaimingMessages, accepted: bool) -> bool:
-        """Takes a ClaimingMessages that was read and names the own session.
-
-        Returns False if this client never sent it, so that a clone of its process did (T18): its nonce or its ranges
-        are then not those of a record that was sent. What is granted to the clone must not be delivered by this
-        process, too (D2).
-        """
+        """Takes an own session's ClaimingMessages. Returns False if this client never sent it, by nonce or ranges: a
+        clone did (T18), and this process must not deliver its grants (D2)."""
         if self._asking is not None and self._asking[0] == record.nonce:
             self._asking = None
         sent = self._sent.get(record.nonce)
@@ -144,11 +137,8 @@ class GrantRequests:
         self._asking = self._sent_ms = self.due_ms = None
 
     def ask(self, group: Group, now: Instant, out: Ready) -> int | None:
-        """Asks for grants of the ranges that the claims offer (D2).
-
-        One record asks for all claims. The next one is sent only when this one was read or is overdue (T17), and not
-        before GRANT_PACE_MS have passed. If it must wait for that, it returns until when, which `due_ms` keeps.
-        """
+        """Asks for grants of all claims' ranges in one record (D2), when the last one was read or is overdue (T17) and
+        GRANT_PACE_MS have passed; else returns until when to wait."""
         self.due_ms = None
         if self.awaited(now):
             return None
@@ -181,10 +171,8 @@ class GrantRequests:
         return None
 
     def _range_of(self, group: Group, claim: Claim) -> tuple[AtMostOnce, MessageRange] | None:
-        """Returns the range of offsets to ask for in one claim; None if there is nothing to ask for now.
-
-        The range begins in what the driver wants and has no grant yet (`Claim.offer`).
-        """
+        """Returns the range to ask for in one claim, from what the driver wants and has no grant of (`Claim.offer`); or
+        None."""
         offer, tracker = claim.offer, claim.tracker
         if offer is None or claim.phase is not ClaimPhase.OPEN or not isinstance(tracker, AtMostOnce):
             return None
@@ -211,7 +199,7 @@ FASTER = 2  # a taker has less than half of the own lag, so that two members do 
 
 
 class _Look(NamedTuple):
-    """Holds what was seen of a claim when its window began."""
+    """What was seen of a claim when its window began."""
 
     epoch: int
     mono_ms: int
@@ -273,10 +261,8 @@ class FallingBehind:
         return False
 
     def _taker(self, group: Group, topic: str, lag: int) -> int:
-        """Returns the session with the smallest lag that can take a partition of `topic`; NONE if all have much.
-
-        `lag`: that of this member, over all of its partitions.
-        """
+        """Returns the session with the smallest lag that can take a partition of `topic`, or NONE. `lag`: this
+        member's, over all its partitions."""
         able = [sid for sid in self.candidacy.others(group, topic) if group.sessions[sid].mark == NONE]
         lags = {sid: sum(group.claims[epoch].lag for epoch in group.sessions[sid].epochs) for sid in able}
         best = min(able, key=lambda sid: lags[sid], default=NONE)
@@ -335,10 +321,8 @@ class Rebalancer:
             self.member.urgent = True
 
     def claim_read(self, tp: TopicPartition, observed: int) -> bool:
-        """Takes a ClaimingPartition that was read and names the own session. `observed`: the version that it names.
-
-        Returns False if this client never sent it, so that a clone of its process did (T18).
-        """
+        """Takes an own session's ClaimingPartition. Returns False if this client never sent it with `observed`: a clone
+        did (T18)."""
         pending = self._claiming.get(tp)
         if pending is not None and pending[0] == observed:
             del self._claiming[tp]
@@ -363,10 +347,8 @@ class Rebalancer:
     # --- acting
 
     def ready(self, group: Group) -> tuple[int, ...]:
-        """Returns which partitions of other owners this member has fetched ahead, each by the epoch of its claim (A3).
-
-        Returns only the lowest epochs if there are more than a heartbeat holds.
-        """
+        """Returns the epochs of others' claims that this member has fetched ahead (A3), the lowest that fit a
+        heartbeat."""
         epochs = []
         for tp, start_prefetch in self._prefetching.items():
             known = group.partitions.get(tp)
@@ -380,10 +362,8 @@ class Rebalancer:
         self._prefetching.clear()
 
     def act(self, group: Group, now: Instant, out: Ready) -> None:
-        """Sends all evictions, claims and requests for grants that are due, and hands partitions over.
-
-        While another member's digest differs from the own one, it evicts but claims nothing (G6).
-        """
+        """Sends due evictions, claims and requests, and hands partitions over. While a digest differs it only evicts
+        (G6)."""
         self._now_ms, self._more = now.mono_ms, False
         self.candidacy.refresh(group)
         self.candidacy.look(group, now, out)
@@ -400,11 +380,8 @@ class Rebalancer:
         self.grant_requests.ask(group, now, out)
 
     def settled(self) -> bool:
-        """Returns whether `act` has nothing to do until the world changes or a wait is over, as of its last call.
-
-        So it is if no claim is in flight, no session may be evicted, and the target moves no partition to or from this
-        member.
-        """
+        """Returns whether `act` has nothing to do until the world changes or a wait ends: no claim in flight, nobody to
+        evict, and the target moves nothing to or from this member."""
         seen = self.candidacy
         return not (
             self.falling_behind.watches
@@ -418,10 +395,8 @@ class Rebalancer:
         )
 
     def next_ms(self, now: Instant) -> int | None:
-        """Returns the monotonic ms at which `act` must be called again because it has put work off.
-
-        Returns None if it has put nothing off, or if it was not called at `now`. The ends of waits are not considered.
-        """
+        """Returns when `act` must be called again for work that it put off, waits aside; None without any, or if not
+        called at `now`."""
         if self._now_ms != now.mono_ms:
             return None
         wait_ms = 1 if self._more else self.candidacy.wait_ms()
@@ -436,10 +411,7 @@ class Rebalancer:
             self.grant_requests.ask(group, now, out)
 
     def _evict(self, group: Group, now: Instant, out: Ready) -> set[int]:
-        """Evicts the sessions that were silent for long enough; returns their ids (T4).
-
-        A member of rank k waits k thirds of an interval longer, so that usually only one member sends an Evict.
-        """
+        """Evicts sessions that were silent for long enough; returns their ids. Rank k waits k thirds longer (T4)."""
         evicted: set[int] = set()
         for known in [key for key in self._evicting if key[0] not in self.candidacy.waited_out]:
             del self._evicting[known]  # the session is gone, or has shown a sign of life
@@ -456,10 +428,8 @@ class Rebalancer:
         return evicted
 
     def _forget_stale_claims(self, group: Group) -> None:
-        """Forgets claims in flight that can no longer be accepted, because the partition has another version now (T17).
-
-        So claims_max does not count them.
-        """
+        """Forgets claims in flight whose partition has another version now (T17), so that claims_max does not count
+        them."""
         for tp, (observed, _) in list(self._claiming.items()):
             known = group.partitions.get(tp)
             if known is not None and known.version != observed:
@@ -471,11 +441,8 @@ class Rebalancer:
         return any(now.mono_ms - sent_ms < self.member.options.interval_ms for _, sent_ms in self._claiming.values())
 
     def _claim(self, group: Group, evicted: set[int], now: Instant, out: Ready) -> None:
-        """Claims free partitions whose turn it is for this member (rebalance.py), up to claims_max (A2, A5).
-
-        Also claims the partitions that the target gives to this member and whose owners this tick evicts. `evicted`:
-        the ids of these sessions.
-        """
+        """Claims free partitions whose turn it is, up to claims_max (A2, A5), and what the target gives here of the
+        sessions `evicted` by this tick."""
         seen = self.candidacy
         self._forget_stale_claims(group)
         due = self._head_starts.due(
@@ -496,10 +463,8 @@ class Rebalancer:
             self._try(group, tp, observed, now, out)
 
     def _claims_beside(self, group: Group, tp: TopicPartition) -> int:
-        """Returns how many claims count against claims_max if `tp` is claimed; those in flight count (A5).
-
-        Under a policy of whole topics they are topics, and their partitions do not count.
-        """
+        """Returns how many claims, those in flight included, count against claims_max beside `tp` (A5): topics under a
+        policy of whole topics."""
         if not self.candidacy.covered:
             return len(self.member.claims) + len(self._claiming) - (tp in self._claiming)
         if tp.partition >= 0:
@@ -508,10 +473,7 @@ class Rebalancer:
         return len(session.epochs) - session.held + sum(one.partition < 0 and one != tp for one in self._claiming)
 
     def claims_topic(self, topic: str) -> bool:
-        """Returns whether a claim of a partition of the topic, or of the whole topic, is in flight.
-
-        The topic of the pin ("") stands for every topic.
-        """
+        """Returns whether a claim of the topic or in it is in flight. The pin's topic ("") stands for all."""
         return any(topic in (tp.topic, PIN.topic) for tp in self._claiming)
 
     def _try(self, group: Group, tp: TopicPartition, observed: int, now: Instant, out: Ready) -> None:
@@ -542,11 +504,8 @@ class Rebalancer:
         out.send.append(ClaimingPartition(self.member.session, tp.topic, tp.partition, observed, start))
 
     def _hand_over(self, group: Group, now: Instant) -> None:
-        """Stops own claims whose partitions the target gives to a member that has fetched them ahead (A3).
-
-        Handlers may finish for hand_over_timeout_ms, then releases.py releases the claim. If that member is gone
-        before, delivery continues.
-        """
+        """Stops own claims that the target gives to a member that has fetched them ahead (A3); handlers have
+        hand_over_timeout_ms. If that member goes before, delivery continues."""
         me, seen = self.member.session, self.candidacy
         ready: dict[int, frozenset[int]] = {me: frozenset()}  # session -> epochs that it has fetched ahead
         until_ms = now.mono_ms + self.member.options.hand_over_timeout_ms
@@ -565,11 +524,8 @@ class Rebalancer:
                 claim.reopen()
 
     def _must_release(self, claim: Claim, to: int, now: Instant) -> bool:
-        """Returns whether to release a claim although no successor has fetched it ahead (A7).
-
-        Under a restricted policy a member keeps no partition for which it is not in line: it releases it at once if
-        nobody there is in line, else when it has waited for the successor for an interval.
-        """
+        """Returns whether a claim goes though nobody has fetched it ahead (A7): under a restricted policy this member
+        is not in line, and nobody there is, or it has waited for the successor for an interval."""
         if self.candidacy.in_line(claim.tp):
             claim.out_of_line_ms = None
             return False
@@ -578,20 +534,14 @@ class Rebalancer:
         return to == NONE or now.mono_ms - claim.out_of_line_ms >= self.member.options.interval_ms
 
     def _ready_of(self, group: Group, sid: int) -> frozenset[int]:
-        """Returns the epochs of the claims whose partitions a session has reported as fetched ahead.
-
-        Returns none if the session has been silent for an interval.
-        """
+        """Returns the epochs that a session has reported as fetched ahead; none if it was silent for an interval."""
         session = group.sessions.get(sid)
         if session is None or self.member.detector.session_waited_ms(sid) >= session.join.interval_ms:
             return frozenset()
         return frozenset(session.ready)
 
     def _prefetch(self, group: Group, out: Ready) -> None:
-        """Asks the driver to fetch ahead the partitions that the target gives to this member and others own (A3).
-
-        Stops fetching ahead what is no longer among these partitions.
-        """
+        """Has the driver fetch ahead what the target gives here and others own (A3), and nothing else."""
         taking, me = [] if self.member.stop_prepared else self.candidacy.taking, self.member.session
         if not taking and not self._prefetching:
             return

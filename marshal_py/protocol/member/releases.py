@@ -50,11 +50,8 @@ class Refusals:
             self._noted.pop(TopicPartition(move.topic, move.partition), None)
 
     def give_up(self, tp: TopicPartition, detail: str, now: Instant) -> bool:
-        """Releases a partition of this member, and parks it if all members have tried in vain.
-
-        `detail`: the cluster's error text. Returns True if no claim is left whose messages this member still hands
-        over.
-        """
+        """Releases a partition, and parks it if all members have tried in vain. `detail`: Kafka's error text. Returns
+        True if no claim is left to hand messages over."""
         member, group = self.member, self.member.group
         for claim in member.claims.values():
             if claim.tp != tp or claim.phase is not ClaimPhase.OPEN or group is None:
@@ -69,12 +66,9 @@ class Refusals:
         return not any(claim.phase is ClaimPhase.OPEN for claim in member.claims.values())
 
     def _all_tried(self, group: Group, tp: TopicPartition, position: int) -> bool:
-        """Returns whether every live member that consumes the topic has given the partition up at this position before.
-
-        This member is one of them, so a partition is parked only when its owner fails a second time. A trouble that
-        passes then needs no admin, for example a permission that is granted a little later; nor does a single client
-        without the permission, because it ends before it would try a second time.
-        """
+        """Returns whether every live consumer of the topic has given it up at this position before. This member counts,
+        so the owner must fail twice: a trouble that passes needs no admin, and a single client without the right ends
+        before."""
         noted = self._noted.get(tp, {})
         for session in [session for session in noted if session not in group.sessions]:
             del noted[session]
@@ -108,10 +102,8 @@ class Releases:
         self._release_drained(group, now)
 
     def _stop_stuck(self, claim: Claim, now: Instant) -> None:
-        """Stops a claim whose handler hangs, and leaves its partition to other members for a while (D4).
-
-        Without this, heartbeats alone would keep the partition in this process.
-        """
+        """Stops a claim whose handler hangs, and leaves its partition to others for a while (D4): heartbeats alone
+        would keep it here."""
         if claim.phase in (ClaimPhase.OPEN, ClaimPhase.DRAINING):
             claim.stop("handler stuck", now.mono_ms)
             self.rebalancer.back_off(claim.tp, now.mono_ms + self.member.options.handler_timeout_ms)
@@ -170,11 +162,8 @@ class Releases:
         return epoch in self._covers_sent
 
     def release_covers(self, group: Group, now: Instant, out: Ready) -> None:
-        """Releases each cover that should go, once nothing beneath it is owned and no claim beneath is in flight.
-
-        A cover (A9, A11) is claimed before the partitions beneath it and released after them. The fold knows no covers;
-        it frees all claims of a session that ends at once.
-        """
+        """Releases each cover that should go once nothing beneath it is owned or in flight (A9, A11). The fold knows no
+        covers."""
         me = self.member.session
         for cover in list(self._own_covers(group)):
             topic, to = cover.tp.topic, self.candidacy.goes_to(cover.tp)

@@ -41,11 +41,8 @@ class Topics:
         self._sent: dict[str, tuple[int, str, int]] = {}
 
     def learn(self, topic: str, count: int, topic_id: str = "") -> bool:
-        """Takes the partition count and the id of a topic in the cluster; returns whether one of them is new.
-
-        `topic_id` is "" if it is not known. A broker that lags behind the others may still report an id that the log
-        has replaced; such a report is ignored.
-        """
+        """Takes a topic's count and id ("" if unknown) in the cluster; returns whether one is new. An id that the log
+        has replaced is ignored: some brokers lag behind."""
         if topic_id in self._replaced_ids:
             return False
         group = self.member.group
@@ -90,10 +87,8 @@ class Topics:
         return records.RECREATED if self.recreated(group, tp.topic) else ""
 
     def park(self, group: Group, now: Instant) -> None:
-        """Stops delivery of this member's claims on topics that were recreated (D10) or are gone (A13).
-
-        When their handlers are done or an interval is over, releases.py sends a Release that parks the partition.
-        """
+        """Stops delivery of topics that were recreated (D10) or are gone (A13); releases.py parks them when handlers
+        are done, or after an interval."""
         self._leave_gone(now)
         if not any(self.recreated(group, topic) for topic in self.ids):
             return
@@ -119,10 +114,8 @@ class Topics:
             self.member.out.look_at_topics = True
 
     def write(self, group: Group, candidacy: Candidacy, now: Instant, out: Ready) -> None:
-        """Writes a Topology for each topic whose count or id in the cluster differs from the log.
-
-        A member of rank k first waits k thirds of an interval, so that usually only one member writes.
-        """
+        """Writes a Topology for each topic that differs from the log. Rank k waits k thirds, so that usually one member
+        does."""
         member = self.member
         for topic, count in self.counts.items():
             known, found = group.topics.get(topic), self.ids.get(topic, "")
@@ -144,10 +137,8 @@ class Topics:
                 out.send.append(Topology(topic, count, observed, NONE, by, found))
 
     def _may_accept(self, group: Group, topic: str) -> bool:
-        """Returns whether this member may write the new id of a recreated topic to the log (D10).
-
-        It may if the group continues with such topics without an admin, and nobody owns a partition of the old one.
-        """
+        """Returns whether this member may write a recreated topic's new id (D10): the group continues by itself, and
+        nobody owns a partition of the old one."""
         held = any(part.owner != NONE for tp, part in group.partitions.items() if tp.topic == topic)
         return self.member.continues_recreated_topics and not held
 
@@ -165,12 +156,9 @@ def new_topics(group: Group | None, topics: Sequence[str]) -> frozenset[str]:
 
 
 def found_later(group: Group | None, topics: tuple[str, ...], found: Sequence[str]) -> frozenset[str]:
-    """Returns which topics came after the group began, of those that a consumer's patterns match when it joins (D5).
-
-    They are those that the log does not know, while it knows other topics of the consumer, or members that found none;
-    and those that became known after another topic of the consumer was claimed, as their finder may have died before it
-    claimed them. `topics`: as in the Join. `found`: all topics that the consumer reads.
-    """
+    """Returns which of the topics that a joining consumer's patterns match came after the group began (D5): those
+    unknown to the log while it knows others of the consumer, or members that found none; and those that became known
+    after another one was claimed, as their finder may have died. `topics`: as in the Join; `found`: all."""
     if group is None:
         return frozenset()
     named, known = names_of(topics), group.topics

@@ -47,11 +47,8 @@ LASTING: Final = frozenset({"conditions", "unassigned", "unlisted"})  # by setti
 
 
 class Standstill(NamedTuple):
-    """Says that nobody consumes some partitions: `cause` (one of CAUSES), `text` in words, `advice` on the way out.
-
-    `partitions`: of `topic`; empty if it concerns all, or a consumer. `sessions`: of the consumers that it concerns,
-    if it concerns some. `since_ms`: since when, in ms since 1970; NONE if that is not known.
-    """
+    """Nobody consumes some partitions: `cause` (one of CAUSES), in words, with `advice`. `partitions` of `topic`: empty
+    if all, or of a consumer. `sessions`: whom it concerns. `since_ms`: since 1970, or NONE."""
 
     cause: str
     text: str
@@ -66,17 +63,15 @@ class Standstill(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Holds what a reader of a group knows beyond its log. The defaults are for one that knows nothing.
-
-    `now_ms`: in ms since 1970. `pause`: the running pause in words. `parked`: as the reader tells it; None: as the log
-    does. `gone`: topics that the cluster does not have. `lag`: messages that wait in all partitions together; 0 if
-    unknown. `silent`: ms of silence by session. `unanswered`: since when, in ms since 1970, handlers have had messages
-    of a partition and none was finished. `blocked`: likewise, since when the owner of a partition has finished nothing
-    of any of its partitions, though a message of this one has waited for HANGS_MS. `unowned`: how many messages wait in
-    a partition that nobody has owned for UNOWNED_MS, though a consumer of its topic was there. `fenced`: since when, in
-    ms since 1970, a session of this process has read no sign of life of its own back. `stalled_ms`: for how long this
-    process stood still lately.
-    """
+    """What a reader of a group knows beyond its log. The defaults are for one that knows nothing. `now_ms`: in ms
+    since 1970. `pause`: the running pause in words. `parked`: as the reader tells it; None: as the log does. `gone`:
+    topics that the cluster does not have. `lag`: messages that wait in all partitions together; 0 if unknown. `silent`:
+    ms of silence by session. `unanswered`: since when, in ms since 1970, handlers have had messages of a partition and
+    none was finished. `blocked`: likewise, since when the owner of a partition has finished nothing of any of its
+    partitions, though a message of this one has waited for HANGS_MS. `unowned`: how many messages wait in a partition
+    that nobody has owned for UNOWNED_MS, though a consumer of its topic was there. `fenced`: since when, in ms since
+    1970, a session of this process has read no sign of life of its own back. `stalled_ms`: for how long this process
+    stood still lately."""
 
     now_ms: int = 0
     pause: str = ""
@@ -149,10 +144,7 @@ def may_be_unserved(group: Group) -> bool:
 
 
 def lasting(group: Group) -> dict[tuple[str, str, tuple[int, ...]], str]:
-    """Returns the causes by which nobody may own partitions, or a consumer none, until somebody changes something.
-
-    By cause, topic and sessions: the text.
-    """
+    """Returns the text, by cause, topic and sessions, of each cause that lasts until somebody changes something."""
     if not may_be_unserved(group):
         return {}
     return {(one.cause, one.topic, one.sessions): str(one) for one in standstills(group) if one.cause in LASTING}
@@ -324,10 +316,8 @@ def _unpinned(group: Group) -> Unserved | None:
 
 
 def _conditioned(group: Group) -> dict[str, Unserved]:
-    """Returns the topics that nobody is given because all who consume them wait for their conditions (A12).
-
-    What the log shows decides: a session that owns a partition, or has fetched one ahead, is given partitions.
-    """
+    """Returns the topics that nobody is given because all their consumers wait for conditions (A12). By what the log
+    shows: who owns a partition, or has fetched one ahead, is given some."""
     config = group.config
     if config is None or not policy_of(config).conditions or group.paused or group.deleted:
         return {}
@@ -358,10 +348,7 @@ def _conditioned(group: Group) -> dict[str, Unserved]:
 
 
 def waiting_for(member: Member, facts: Facts) -> str:
-    """Returns what keeps a member from working, for people to read; "" if nothing does that is known here.
-
-    `facts`: what its process knows.
-    """
+    """Returns, for people, what keeps a member from working; "" for nothing. `facts`: what its process knows."""
     group = member.group
     if group is None:
         return ""
@@ -379,9 +366,8 @@ def waiting_for(member: Member, facts: Facts) -> str:
 
 
 def why_idle(member: Member) -> str:
-    """Returns what a member that owns nothing waits for, for people to read; "" if it owns something, or waits for
-    nothing that the log shows. A standby waits for its turn, which is no fault.
-    """
+    """Returns, for people, what a member that owns nothing waits for; "" if it owns something or the log shows nothing.
+    A standby waits for its turn, which is no fault."""
     group = member.group
     session = group.sessions.get(member.session) if group is not None else None
     if group is None or session is None or session.held or group.paused:

@@ -59,10 +59,8 @@ def listed(config: GroupConfig) -> list[str]:
 
 
 def block_owners(members: Iterable[str], max_members: int) -> list[str]:
-    """Returns which member gets each of the partitions 0 to max_members - 1, as GetPartitionFilters of the seed does.
-
-    Returns an empty list without members.
-    """
+    """Returns the member of each partition 0 to max_members - 1, as the seed's GetPartitionFilters does; empty without
+    members."""
     names = sorted(set(members))[:max_members]
     if not names:
         return []
@@ -72,10 +70,8 @@ def block_owners(members: Iterable[str], max_members: int) -> list[str]:
 
 
 def names(group: Group, order: Sequence[int]) -> dict[TopicPartition, str]:
-    """Returns the member name to which each partition belongs.
-
-    A partition that no mapping and no block names belongs to nobody and is missing. So is a parked one.
-    """
+    """Returns the member name of each partition; parked ones, and those that nobody's mapping or block names, are
+    missing."""
     config = group.config
     if config is None:
         return {}
@@ -108,10 +104,8 @@ def _sticky(group: Group, members: Sequence[str], order: Sequence[int]) -> dict[
 
 
 def of_members(group: Group, order: Sequence[int]) -> dict[TopicPartition, Line]:
-    """Returns the sessions that may claim each partition: those of its member name that consume the topic.
-
-    The first in the order of candidates is active. If it has claims_max partitions, the next one comes first.
-    """
+    """Returns the sessions that may claim each partition: those of its member name that consume the topic. The first is
+    active, the next one if that has claims_max partitions."""
     owners = names(group, order)
     of_members: dict[tuple[str, str], tuple[int, ...]] = {}
     for sid in order:
@@ -162,12 +156,9 @@ def of_topics(group: Group, order: Sequence[int]) -> dict[TopicPartition, Line]:
 
 
 def _owners(group: Group, order: Sequence[int]) -> dict[str, int]:
-    """Returns which session should have each topic: as even as whole topics allow, by partitions and capacity.
-
-    An owner keeps its topics, up to claims_max of them. Free topics go to the least loaded candidate, the largest
-    first. Then a topic moves from one candidate to another as long as that makes the greater of their two loads
-    smaller. Candidates that stepped down get what no other one can take (F9.9).
-    """
+    """Returns the session of each topic: owners keep theirs up to claims_max, free ones go to the least loaded
+    candidate, largest first; then topics move while that makes the greater of two loads smaller. Who stepped down gets
+    what no other can take (F9.9)."""
     candidates = candidates_by_session(group, order)
     has: dict[int, list[str]] = {sid: [] for sid in order}
     topics = sorted(group.topics, key=lambda name: (-group.topics[name].count, name))
@@ -253,10 +244,7 @@ def of_pin(group: Group, order: Sequence[int]) -> Mapping[TopicPartition, Line]:
 
 
 def pin_lost_by(group: Group) -> str:
-    """Returns why the owner of the pin must give it back: UNPINNED, TIMED_OUT, or "" if it keeps it.
-
-    An admin unpins it by a StepDown that comes after its claim of the pin.
-    """
+    """Returns why the owner must give the pin back: UNPINNED (a StepDown after its claim), TIMED_OUT, or ""."""
     known = group.partitions.get(PIN)
     session = None if known is None else group.sessions.get(known.owner)
     if known is None or session is None:
@@ -291,10 +279,8 @@ def helps(session: Session) -> bool:
 
 
 def served(group: Group, order: Sequence[int], helping: frozenset[int]) -> list[int]:
-    """Returns which sessions of `order` are given partitions: those without conditions, and those of `helping`.
-
-    While anybody helps, sessions without conditions that are idle for the failover time get none.
-    """
+    """Returns which sessions are given partitions: those without conditions, and `helping`. While anybody helps, none
+    that is idle for the failover time and has no conditions."""
     failover_ms = group.config.failover_ms if group.config is not None else 0
     found = []
     for sid in order:
@@ -306,12 +292,9 @@ def served(group: Group, order: Sequence[int], helping: frozenset[int]) -> list[
 
 
 def of_conditions(group: Group, order: Sequence[int]) -> dict[TopicPartition, Line]:
-    """Returns who may claim each partition: first who should own it, then the others that consume the topic.
-
-    `order`: the sessions that are given partitions. They share as under `balanced`, but of places of one height those
-    of sessions without conditions come first. A partition that nobody owns is first left to those that the log shows
-    and that have room, because they do not know of others.
-    """
+    """Returns who may claim each partition: who should own it, then the topic's other consumers. `order`, those given
+    partitions, share as under `balanced`, those without conditions last among equal places. What nobody owns is first
+    left to those that the log shows and that have room: they do not know of others."""
     candidates = candidates_by_session(group, order)
     for sid, candidate in candidates.items():
         candidate.conditioned = conditioned(group.sessions[sid])

@@ -20,11 +20,8 @@ UNLIMITED = 2**31  # claims_max 0 means no limit
 
 
 def candidate_order(group: Group, waited_out: Container[int]) -> list[int]:
-    """Returns the live sessions in the order in which partitions are given to them (F9.9, A2).
-
-    Sessions that stepped down come last; priority, rank and id order the others. Those in `waited_out` are left out:
-    they were silent for so long that the caller may evict them.
-    """
+    """Returns the live sessions, without `waited_out`, in the order in which they are given partitions (F9.9, A2): by
+    priority, rank and id; those that stepped down last."""
     rest = [s for s in group.sessions.values() if s.id not in waited_out]
     rest.sort(key=lambda s: (s.mark != NONE, s.mark, s.join.priority, s.join.rank, s.id))
     return [s.id for s in rest]
@@ -36,7 +33,7 @@ def has_room(session: Session) -> bool:
 
 
 class Candidate:
-    """Holds what one candidate may take, and how much it has in all pools, while a target is being computed."""
+    """What one candidate may take, and how much it has in all pools, while a target is being computed."""
 
     __slots__ = ("claims_max", "conditioned", "count", "id", "order", "standby", "topics", "weight")
 
@@ -54,7 +51,7 @@ class Candidate:
 
 
 class Pool:
-    """Holds topics that the same candidates consume: their partitions, and who has which of them."""
+    """Topics that the same candidates consume: their partitions, and who has which of them."""
 
     __slots__ = ("candidates", "counts", "held", "standby", "tps")
 
@@ -89,11 +86,8 @@ def pools_of(
     by_session: dict[int, Candidate],
     taken: Container[TopicPartition] = (),
 ) -> list[Pool]:
-    """Returns the pools. They hold all partitions that the log knows, a candidate consumes and that are not parked,
-    except those in `taken`.
-
-    `by_session`: the candidate for which each session holds partitions.
-    """
+    """Returns the pools of all known partitions that are consumed, not parked and not in `taken`. `by_session`: the
+    candidate for which each session holds partitions."""
     alike: dict[frozenset[str], list[Candidate]] = {}
     for candidate in candidates:
         alike.setdefault(candidate.topics, []).append(candidate)
@@ -127,11 +121,8 @@ def _add_topic(group: Group, pool: Pool, topic: str, taken: Container[TopicParti
 
 
 def _keep_holders(group: Group, candidates: dict[int, Candidate], pools: Collection[Pool]) -> None:
-    """Gives each partition to the candidate that has it, or had it last.
-
-    That is the owner, else the successor that a Release named, else the last owner. A candidate with more than its
-    claims_max keeps as many: first the lowest that it owns, then the lowest of the others.
-    """
+    """Gives each partition to its owner, else the successor that a Release named, else the last owner. Above
+    claims_max: first the lowest that it owns, then the lowest of the others."""
     freed: list[tuple[TopicPartition, list[TopicPartition], Candidate]] = []
     for pool in pools:
         known, held = group.partitions, pool.held
@@ -160,13 +151,9 @@ def _keep_holders(group: Group, candidates: dict[int, Candidate], pools: Collect
 
 
 def distribute(group: Group, pools: Iterable[Pool], later: Container[int] = ()) -> dict[TopicPartition, int]:
-    """Returns which session gets each partition, after a policy has set how many each candidate gets.
-
-    Each candidate keeps the lowest of the partitions that it has, up to its count. The other partitions go, in order,
-    to the candidates that have fewer than their count. The result stays the same when it was carried out in part: a
-    candidate that got one of its partitions keeps it, and all others still get the same ones. What candidates that
-    stand by own, or sessions of `later`, is given away last.
-    """
+    """Returns the session of each partition, given counts: candidates keep the lowest that they have, the rest goes in
+    order to those below their count. A result carried out in part stays the same. What standbys or `later` own is given
+    away last."""
     found: dict[TopicPartition, int] = {}
     for pool in pools:
         for candidate, count in zip(pool.candidates, pool.counts, strict=True):
@@ -191,10 +178,8 @@ def distribute(group: Group, pools: Iterable[Pool], later: Container[int] = ()) 
 def _distribute_to_standby(
     group: Group, standby: list[Candidate], rest: list[TopicPartition], found: dict[TopicPartition, int]
 ) -> None:
-    """Adds to `found` who gets the partitions of `rest`, which no other candidate can take (F9.9).
-
-    Candidates that stand by keep what they own of it. What nobody owns goes to the least loaded of them.
-    """
+    """Adds to `found` who gets `rest`, which nobody else can take (F9.9): standbys keep theirs, the least loaded gets
+    what is free."""
     by_id, free = {candidate.id: candidate for candidate in standby}, []
     for tp in rest:
         known = group.partitions.get(tp)
@@ -225,13 +210,9 @@ def _distribute_to_standby(
 
 
 def fill(pool: Pool, *, moves: bool) -> bool:
-    """Sets how many partitions of a pool each candidate gets; returns whether that has changed.
-
-    If `moves` is true, all slots are filled from the lowest on, so an owner may get fewer than it has. If it is false,
-    each candidate keeps as many as it has, and only free partitions are added. Among slots of the same height, those
-    of conditioned candidates come last (A12), and those that are filled already come before others, so that nothing
-    moves without need.
-    """
+    """Sets how many partitions of a pool each candidate gets; returns whether that changed. `moves`: fill from the
+    lowest slot on; else everybody keeps as many, and only free ones are added. At one height filled slots come first,
+    conditioned candidates last (A12)."""
     candidates, before = pool.candidates, pool.counts
     others = [candidate.count - count for candidate, count in zip(candidates, before, strict=True)]
     counts = [0] * len(before) if moves else before.copy()
@@ -280,11 +261,9 @@ def lag_weighted(group: Group) -> bool:
 
 
 def share_backlog(group: Group, pools: Collection[Pool], found: dict[TopicPartition, int]) -> None:
-    """Changes the target so that it shares the backlog, by one exchange at a time.
-
-    `found`: the target without lag weights, which keeps its counts. If one candidate lacks a partition and another one
-    has one more than it should, which is so in the middle of an exchange, the one that evens their loads best moves.
-    """
+    """Changes the target by one exchange, so that it shares the backlog with the counts of `found`, the target without
+    weights. In the middle of one (somebody has one too few, another one too many), the one that evens the loads best
+    moves."""
     known = group.partitions
     weights = {tp: lag_weight(partition.lag) for tp in found if (partition := known.get(tp)) is not None}
     if max(weights.values(), default=1) == 1:
@@ -315,10 +294,8 @@ def _level(giver: Candidate, taker: Candidate, loads: Mapping[int, int], moved: 
 
 
 def _exchange(pools: Collection[Pool], weights: Weights, loads: Mapping[int, int]) -> dict[TopicPartition, int]:
-    """Returns the exchange that helps the candidate with the greatest load that one can help; nothing if none pays.
-
-    Its partner is the candidate with the smallest load that has a partition of the same pool.
-    """
+    """Returns the exchange that helps the most loaded candidate that can be helped, with the least loaded one of the
+    same pool; nothing if none pays."""
     places = [(pool, candidate) for pool in pools for candidate in pool.candidates if pool.held[candidate.id]]
     by_load = sorted(
         {candidate.id: candidate for _, candidate in places}.values(),
@@ -366,10 +343,7 @@ SWEEPS_MAX: Final = 100  # over all pools; the first few change nearly everythin
 
 
 def balanced(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
-    """Returns which session should own each partition. `order`: the ids of the candidates.
-
-    Members compute the same target if they hold the same world and have the same candidates.
-    """
+    """Returns the session of each partition. Members with the same world and candidates (`order`) compute the same."""
     candidates = candidates_by_session(group, order)
     pools = pools_of(group, candidates.values(), candidates)
     found = _share_out(group, pools)
@@ -381,10 +355,8 @@ def balanced(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
 def share(
     group: Group, candidates: dict[int, Candidate], taken: Container[TopicPartition] = (), later: Container[int] = ()
 ) -> dict[TopicPartition, int]:
-    """Returns which of the candidates, by session, should own each partition that is not in `taken`.
-
-    Partitions that sessions of `later` own are given away last.
-    """
+    """Returns the candidate of each partition that is not in `taken`. What sessions of `later` own is given away
+    last."""
     return _share_out(group, pools_of(group, candidates.values(), candidates, taken), later)
 
 
@@ -422,10 +394,8 @@ def greedy(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
 
 
 def prioritized(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
-    """Returns which session should own each partition: each priority in turn shares what is left, the lowest first.
-
-    Sessions that stepped down share what no other candidate can take (F9.9), unless all did.
-    """
+    """Returns the session of each partition: each priority shares what is left. Who stepped down shares what no other
+    can take (F9.9), unless all did."""
     candidates = candidates_by_session(group, order)
     levels: dict[tuple[bool, int], dict[int, Candidate]] = {}
     for sid, candidate in candidates.items():

@@ -31,11 +31,8 @@ class FailureDetector:
         self._nearest_ms = self.clock.step_ms_max  # in how many ms the next session is waited out; at most a step
 
     def refresh(self, group: Group, now: Instant, proven: bool) -> None:
-        """Is called at every tick: ends a step of the clock, and begins a new wait for each value that has changed.
-
-        `proven`: whether an own record that was sent at most one interval ago was read back. If none was, all waits
-        start again (T2, T3).
-        """
+        """At every tick: ends a step of the clock, and begins a wait for each value that changed. `proven`: an own
+        record sent at most one interval ago was read back; else all waits start again (T2, T3)."""
         self.clock.advance(now, proven)
         counted = self.clock.counted_ms
         floor, waits = self.clock.floor_ms, self._sessions
@@ -62,18 +59,13 @@ class FailureDetector:
             self._shape = group.shape
 
     def extended(self, session: int, offset: int, now: Instant) -> None:
-        """Begins the wait on a session at `now`, when a record was read that extended it, not at the next refresh (T1).
-
-        `offset`: that of the record.
-        """
+        """Begins the wait on a session at `now`, when the record at `offset` extended it, not at the next refresh
+        (T1)."""
         self._sessions[session] = (offset, self.clock.counted_at(now))
 
     def watch_covers(self, group: Group, *, topics: bool, pin: bool) -> None:
-        """Sets whether `free` names whole topics (partition -1), and the pin. If that changes, it names them at once.
-
-        The next refresh would be too late: they become free without a change of the group, and HeadStarts looks only at
-        what has changed since `Group.shape`.
-        """
+        """Sets whether `free` names whole topics (partition -1) and the pin. A change counts at once: they become free
+        without a change of the group, and HeadStarts looks only at changes."""
         watched = -1 if topics else 0, pin
         if watched != (self._first, self._pin):
             (self._first, self._pin), self._shape = watched, -1
@@ -81,12 +73,9 @@ class FailureDetector:
             self._shape = group.shape
 
     def _refresh_free(self, group: Group, counted: int) -> None:
-        """Updates which partitions are free: nobody owns them, and they are not parked.
-
-        Looks only at the partitions that have changed since the last call. If a topic or the group itself has changed,
-        or too much to be remembered, it looks at all partitions. In a pause no partition is free. The waits begin at
-        the end of the pause, because otherwise all members would then claim everything at once (A2).
-        """
+        """Updates which partitions are free: not owned, not parked, no pause. Looks at what changed since the last
+        call, or at all if too much did. Waits begin at the end of a pause, else all would claim everything at once
+        (A2)."""
         changed = group.changed_since(self._shape)
         if changed is None or any(isinstance(entry, Topic | Group) for entry in changed):
             before, self._free = self._free, {}
@@ -116,10 +105,8 @@ class FailureDetector:
             self._free.pop(tp, None)
 
     def free(self) -> dict[TopicPartition, tuple[int, int]]:
-        """Returns the partitions that nobody owns and anybody may claim, each with (version, value of the clock).
-
-        The version is the partition's own; the value is that at which the wait on the partition began.
-        """
+        """Returns the partitions that anybody may claim, each with its version and the clock's value when the wait on
+        it began."""
         return self._free
 
     def session_waited_ms(self, session: int) -> int:
@@ -136,26 +123,16 @@ class FailureDetector:
         return bool(self._waited_out or self._free)
 
     def pause_waited_ms(self) -> int:
-        """Returns for how many ms the current pause has lasted.
-
-        It is the longer one of this client's own wait and a wait that another client has reported, continued since
-        (T5).
-        """
+        """Returns for how long the pause has lasted: by the own wait, or another client's, continued since (T5)."""
         return self.clock.waited_ms(self._pause[1]) + self._pause[2]
 
     def credit_pause(self, pause_change: int, waited_ms: int) -> None:
-        """Takes the wait on a pause that another client has reported in a heartbeat (T5).
-
-        If `waited_ms` is more than this client's own wait on this pause, the own wait continues from there.
-        """
+        """Continues the own wait on a pause from another client's, if that is longer (T5)."""
         if self._pause[0] == pause_change and waited_ms > self.pause_waited_ms():
             self._pause = (pause_change, self.clock.counted_ms, waited_ms)
 
     def deadline_ms(self, now: Instant) -> int:
-        """Returns the monotonic ms at which `refresh` must be called again at the latest (T2).
-
-        At that moment a session may be waited out, or the step of the clock must end.
-        """
+        """Returns when `refresh` must be called at the latest: a session is waited out, or the step must end (T2)."""
         return now.mono_ms + self._nearest_ms
 
 

@@ -31,11 +31,8 @@ class Lease:
         self.started: Instant | None = None
 
     def renew(self, sent: Instant) -> None:
-        """Moves the start of the lease to `sent`, unless the lease already starts later than `sent` (T6).
-
-        `sent`: when a record went to the producer. The caller has read this record, and the fold accepted that it
-        extends the session.
-        """
+        """Moves the start to `sent`, when an accepted record that extends the session went to the producer; never back
+        (T6)."""
         if self.started is None or sent.mono_ms > self.started.mono_ms:
             self.started = sent
 
@@ -82,25 +79,17 @@ class WaitClock:
             self.floor_ms = self.counted_ms
 
     def counted_at(self, now: Instant) -> int:
-        """Returns the `began_at` of a wait that begins at `now`, between two calls of `advance` (T1).
-
-        That is the value that `counted_ms` would have if the step ended at `now`.
-        """
+        """Returns `counted_ms` as if the step ended now: the `began_at` of a wait between two calls of `advance`
+        (T1)."""
         last = self.last_mono_ms
         return self.counted_ms + (0 if last is None else min(max(0, now.mono_ms - last), self.step_ms_max))
 
     def waited_ms(self, began_at: int) -> int:
-        """Returns for how many ms the wait that began at `began_at` has lasted.
-
-        The result is 1 ms less than the difference of the two values, because both are rounded down.
-        """
+        """Returns how long a wait has lasted; 1 ms less than the difference, as both values are rounded down."""
         return max(0, self.counted_ms - max(began_at, self.floor_ms) - 1)
 
     def over_at(self, began_at: int, wait_ms: int) -> int:
-        """Returns the value of `counted_ms` at which the wait that began at `began_at` will have lasted `wait_ms`.
-
-        The wait lasts longer than that if an unproven step starts it again meanwhile.
-        """
+        """Returns the `counted_ms` at which a wait will have lasted `wait_ms`, unless an unproven step restarts it."""
         return max(began_at, self.floor_ms) + wait_ms + 1
 
 
@@ -182,10 +171,7 @@ class Liveness:
         return sequence
 
     def new_nonce(self) -> int:
-        """Returns a number for a ClaimingMessages, greater than all earlier ones (D2).
-
-        Its low bits are random, so that a clone of this process draws another number.
-        """
+        """Returns a number for a ClaimingMessages, greater than earlier ones (D2); random low bits tell a clone's."""
         self._nonces += 1
         return self._nonces << NONCE_RANDOM_BITS | int.from_bytes(self._draw(NONCE_RANDOM_BITS // 8), "big")
 
@@ -208,11 +194,8 @@ class Liveness:
         return sent
 
     def read_heartbeat(self, sequence: int, accepted: bool, extended: bool) -> bool:
-        """Takes a Heartbeat of the own session that was read; returns False if this client did not send it (T18).
-
-        `accepted`: whether the fold accepted it. `extended`: whether it extended the session, so that the lease is
-        renewed.
-        """
+        """Takes an own session's Heartbeat; returns False if this client did not send it (T18). `accepted` by the fold;
+        `extended`: the lease is renewed."""
         sent = self._sent.get(sequence)
         if sent is None:
             oldest = next(iter(self._sent), None)
@@ -244,10 +227,7 @@ class Liveness:
     # --- judging
 
     def proven(self, now: Instant) -> bool:
-        """Returns whether an own record that was sent at most one interval ago was read back.
-
-        Only then does the time that this client waits on others count (T2).
-        """
+        """Returns whether an own record sent at most one interval ago was read back (T2)."""
         return self.last_proof is not None and now.since_ms(self.last_proof) <= self.interval_ms
 
     def healthy(self, now: Instant) -> bool:
@@ -283,11 +263,8 @@ class Liveness:
         return self._revive(now)
 
     def _revive(self, now: Instant) -> Due:
-        """Returns what a client that is not healthy must send now to come back, one step at a time (T10).
-
-        Probes extend nothing, so they are repeated until one is read back. Then it sends two heartbeats, and after them
-        nothing for QUIET_INTERVALS.
-        """
+        """Returns what an unhealthy client sends to come back (T10): probes, which extend nothing, until one is read
+        back; two heartbeats; then nothing for QUIET_INTERVALS."""
         if self._revival in (_Revival.FIRST, _Revival.SECOND):
             assert self._revival_sent is not None
             if self._revival is _Revival.FIRST and self._revival_read:

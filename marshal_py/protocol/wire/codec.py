@@ -76,11 +76,8 @@ Envelope = tuple[str, int, int, int, bytes, Genesis | Snapshot | None]
 
 
 def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD_VERSION) -> bytes:
-    """Returns the value to append to the log. Raises InvalidRecord if a field or the size is out of bounds (E6).
-
-    `group`: the record's group, "" for Genesis and Snapshot. `incarnation`: the log's; the checksum depends on it.
-    `version`: the record version of a group's record (E8); Genesis and Snapshot always have LOG_RECORD_VERSION.
-    """
+    """Returns the value to append. `group`: "" for Genesis and Snapshot, which always have LOG_RECORD_VERSION;
+    `incarnation` seeds the checksum. Raises InvalidRecord out of bounds (E6)."""
     kind = RECORD_TYPES.index(type(record))
     try:
         body = _ENCODER.encode(_trimmed(record))
@@ -108,10 +105,7 @@ def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD
 
 
 def _trimmed(struct: Struct) -> list[Any]:
-    """Returns the fields of a record, or of an array in a record, as a list; a record's type number comes first.
-
-    Leaves out the last fields as far as they have their defaults (E7).
-    """
+    """Returns the fields as a list, the type number first, without the last ones that have their defaults (E7)."""
     values = list(astuple(struct))
     defaults = struct.__struct_defaults__
     while len(values) > len(struct.__struct_fields__) - len(defaults):
@@ -139,10 +133,7 @@ def is_ours(value: bytes | None) -> bool:
 
 
 def open_envelope(value: bytes | None, seed: int) -> Envelope | None:
-    """Returns the envelope of a value, or None if the value is garbage: not ours, or damaged (E1, E2).
-
-    `seed` is crc32(incarnation), or -1 before the Genesis is known.
-    """
+    """Returns a value's envelope, None for garbage (E1, E2). `seed`: crc32(incarnation), or -1 before the Genesis."""
     if value is None or len(value) < HEADER_BYTES:
         return None
     magic, version, size, checksum, group_bytes = _HEADER(value)
@@ -161,10 +152,8 @@ def open_envelope(value: bytes | None, seed: int) -> Envelope | None:
 
 
 def _open_unowned(value: bytes, seed: int) -> Envelope | None:
-    """Returns the envelope of a Genesis or Snapshot, None for garbage (E2).
-
-    The CRC of such a record is seeded with the incarnation that the record itself names.
-    """
+    """Returns the envelope of a Genesis or Snapshot, whose CRC is seeded with the incarnation that it names; None for
+    garbage (E2)."""
     kind = value[13]
     if kind != GENESIS and kind != SNAPSHOT:
         return None
@@ -183,10 +172,7 @@ def _open_unowned(value: bytes, seed: int) -> Envelope | None:
 
 
 def open_snapshot(value: bytes | None) -> Snapshot | None:
-    """Returns the Snapshot in a value, whatever incarnation it names; None if the value is no Snapshot.
-
-    Readers use it to search a log for a snapshot to begin at (N9).
-    """
+    """Returns the Snapshot in a value, of any incarnation, to search a log for a beginning (N9); or None."""
     if value is None or len(value) < HEADER_BYTES or value[11] or value[13] != SNAPSHOT:
         return None
     record = decode_body(SNAPSHOT, value[14:])
@@ -196,9 +182,8 @@ def open_snapshot(value: bytes | None) -> Snapshot | None:
 
 
 def open_record(value: bytes | None, seed: int) -> Record | None:
-    """Returns the record in a value, for a reader that looks up one record which a fold has accepted; None if there is
-    none. `seed`: as in `open_envelope`.
-    """
+    """Returns the record in a value, to look up one that a fold has accepted; or None. `seed`: as in
+    `open_envelope`."""
     envelope = open_envelope(value, seed)
     return None if envelope is None else envelope[5] or decode_body(envelope[3], envelope[4])
 

@@ -30,11 +30,9 @@ PIN: Final = TopicPartition("", NONE)
 
 
 class Token(NamedTuple):
-    """The fencing token of a claim (PROTOCOL.md K1). A later claim's token is greater, also as a text.
-
-    `incarnation`: 16 bytes that name the coordination topic; they change if it is created again. `epoch`: offset of the
-    claim's record.
-    """
+    """The fencing token of a claim (PROTOCOL.md K1). A later claim's token is greater, also as a text. `incarnation`:
+    16 bytes that name the coordination topic; they change if it is created again. `epoch`: offset of the claim's
+    record."""
 
     incarnation: bytes
     epoch: int
@@ -51,10 +49,8 @@ class Token(NamedTuple):
 
 
 class Instant(NamedTuple):
-    """One moment on the three clocks of one machine, each in ms from an arbitrary zero (PROTOCOL.md T7).
-
-    `mono_ms` stops while the machine sleeps, `boot_ms` does not, `wall_ms` can be set by people.
-    """
+    """One moment on the three clocks of one machine, each in ms from an arbitrary zero (PROTOCOL.md T7). `mono_ms`
+    stops while the machine sleeps, `boot_ms` does not, `wall_ms` can be set by people."""
 
     mono_ms: int
     boot_ms: int
@@ -71,11 +67,8 @@ class Instant(NamedTuple):
 
 
 def check_id(kind: str, value: object) -> str:
-    """Returns `value` if people may choose it as an id (of a group, client, member or topic), else raises InvalidName.
-
-    An id has 1-255 bytes of utf-8 (PROTOCOL.md 4.2), any character but control characters. These are no rule of the
-    fold: it never looks into an id.
-    """
+    """Returns `value` if people may choose it as an id, else raises InvalidName: 1-255 bytes of utf-8 without control
+    characters (4.2). No rule of the fold, which never looks into an id."""
     if not isinstance(value, str):
         raise InvalidName(kind, value, f"it must be a str, not {type(value).__name__}")
     try:
@@ -91,10 +84,7 @@ def check_id(kind: str, value: object) -> str:
 
 
 def check_topic(name: object, also: str = "") -> str:
-    """Returns `name` if Kafka takes it as the name of a topic, else raises InvalidName.
-
-    `also`: what else the caller takes, for the error.
-    """
+    """Returns `name` if Kafka takes it as a topic's, else raises InvalidName. `also`: what else the caller takes."""
     checked = check_id("topic", name)
     if not _TOPIC_NAME.fullmatch(checked):
         rule = "Kafka takes 1 to 249 of the characters a-z A-Z 0-9 . _ - and neither . nor .. alone"

@@ -25,10 +25,8 @@ class Range(NamedTuple):
 
 
 def encode(position: int, ranges: Iterable[Range]) -> bytes:
-    """Returns `ranges` as bytes; leaves out the highest if not all fit into PROGRESS_BYTES_MAX.
-
-    `ranges` must be ascending and disjoint, and none may begin below `position`.
-    """
+    """Returns ascending, disjoint `ranges`, none below `position`, as bytes; without the highest beyond
+    PROGRESS_BYTES_MAX."""
     data = bytearray()
     for start, to, times in ranges:
         piece = _number(start - position) + _number(to - start) + _number(times)
@@ -42,12 +40,8 @@ def encode(position: int, ranges: Iterable[Range]) -> bytes:
 def fitting(
     position: int, spans: Sequence[tuple[int, int]], reported: Sequence[tuple[int, int]]
 ) -> Sequence[tuple[int, int]]:
-    """Returns which of the finished `spans` above `position` go into the log, ascending (D1).
-
-    They are those that were `reported` before, and of the others the lowest, as many as fit into PROGRESS_BYTES_MAX. So
-    a later ack of a lower message does not make the log forget what it has accepted as finished. `spans` and `reported`
-    are ascending and disjoint; every reported span that ends above the position lies in one of `spans`.
-    """
+    """Returns which finished `spans` above `position` go into the log (D1): those `reported` before, then the lowest
+    that fit PROGRESS_BYTES_MAX. So a later ack below does not make the log forget. All are ascending and disjoint."""
     if _bytes(position, spans) <= PROGRESS_BYTES_MAX:
         return spans
     kept = [(max(start, position), to) for start, to in reported if to > position]
@@ -109,12 +103,8 @@ def _number(value: int) -> bytes:
 
 
 def deliveries(position: int, attempts: int, in_flight: int, ranges: Sequence[Range]) -> list[Range]:
-    """Returns how often earlier owners delivered the unfinished messages: disjoint ranges with `times` above 0.
-
-    `attempts`: how often the message at `position` was delivered. `in_flight`: how many messages the last owner had
-    delivered and not finished. Messages are delivered in the order of their offsets, so the messages in flight are the
-    lowest unfinished ones. Each of them that `ranges` does not name was delivered once.
-    """
+    """Returns how often earlier owners delivered unfinished messages, as disjoint ranges. The lowest `in_flight` of the
+    last owner that `ranges` does not name count once; `attempts` is for the message at `position`."""
     found = [Range(position, position + 1, attempts)] if attempts else []
     at = position
     for start, to, times in [*ranges, Range(OFFSET_MAX, OFFSET_MAX, 0)]:
@@ -130,10 +120,7 @@ def deliveries(position: int, attempts: int, in_flight: int, ranges: Sequence[Ra
 
 
 def _above(position: int, found: Range) -> list[Range]:
-    """Returns the part of a range above the position, as a list of one range or none.
-
-    The message at the position is counted separately.
-    """
+    """Returns the part of a range above the position, which is counted separately, as a list of one or none."""
     start = max(found.start, position + 1)
     return [found._replace(start=start)] if start < found.to else []
 

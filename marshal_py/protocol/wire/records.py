@@ -71,12 +71,8 @@ def clipped(text: str) -> str:
 
 
 class ClaimState(Struct, array_like=True, frozen=True, gc=False):
-    """Reports the state of one claim in a heartbeat; sent only if it differs from the folded world (T11).
-
-    `position`: the next offset that a new owner must read. `lag`: by how many offsets the owner is behind the
-    partition's end. `in_flight`: how many messages handlers have. `attempts`: how often the message at the position
-    counts as delivered if the owner dies now.
-    """
+    """One claim in a heartbeat, if it differs from the world (T11). `position`: where a new owner reads; `lag`: offsets
+    to the end; `in_flight`: with handlers; `attempts`: of the message at the position if the owner dies now."""
 
     epoch: Offset
     position: Offset
@@ -87,10 +83,8 @@ class ClaimState(Struct, array_like=True, frozen=True, gc=False):
 
 
 class MessageRange(Struct, array_like=True, frozen=True, gc=False):
-    """Names the offsets [start, to) that a ClaimingMessages asks for in one partition (F5.1).
-
-    `from_` (`from` on the wire) is the partition's position as the sender saw it; offsets below `start` are skipped.
-    """
+    """The offsets [start, to) to grant in one partition (F5.1). `from_` (`from` on the wire): the position as the
+    sender saw it; offsets below `start` are skipped."""
 
     epoch: Offset
     from_: Offset
@@ -99,21 +93,15 @@ class MessageRange(Struct, array_like=True, frozen=True, gc=False):
 
 
 class PauseWaited(Struct, array_like=True, frozen=True, gc=False):
-    """Says for how many ms the sender has waited for the end of a pause (T5).
-
-    `pause_change`: the offset of the record that began or renewed the pause.
-    """
+    """For how many ms the sender has waited for the end of the pause that `pause_change`, an offset, began or renewed
+    (T5)."""
 
     pause_change: Offset
     waited_ms: Ms
 
 
 class Checkpoint(Struct, array_like=True, frozen=True, gc=False):
-    """The digests of the group's state and of the log's chain that the sender has at checkpoint `at` (G4).
-
-    A checkpoint is an offset at which all readers compute digests. `fold`: the version of the rules that the sender
-    folds by.
-    """
+    """The sender's digests of the group and of the chain at checkpoint `at`, by the rules of version `fold` (G4)."""
 
     at: Offset
     state: U64
@@ -144,11 +132,8 @@ class Mapping(Struct, array_like=True, frozen=True):
 
 
 class Genesis(Struct, array_like=True, frozen=True, tag=0):
-    """Begins a log and names its incarnation, 16 bytes that no other coordination topic has (L3, L4).
-
-    `partitions`: how many logs the topic has. `hash`: the name of the function that finds a group's log. `protocol`:
-    the version of the rules that the log follows.
-    """
+    """Begins a log of a topic with so many `partitions`, and names its incarnation of 16 bytes (L3, L4). `hash`: finds
+    a group's log. `protocol`: the version of the rules."""
 
     incarnation: Bytes16
     partitions: Partitions
@@ -160,10 +145,8 @@ class Genesis(Struct, array_like=True, frozen=True, tag=0):
 
 
 class Join(Struct, array_like=True, frozen=True, tag=1):
-    """Begins a session of a client in a group (rule 1).
-
-    `instance_id` is new for each Join. `predecessor`: an older session of the same client, which this record ends.
-    """
+    """Begins a session (rule 1). `instance_id` is new for each Join; `predecessor`, an older session of the client,
+    ends."""
 
     client_id: Id
     instance_id: Bytes16
@@ -188,10 +171,7 @@ class Join(Struct, array_like=True, frozen=True, tag=1):
 
 
 class Heartbeat(Struct, array_like=True, frozen=True, tag=2, gc=False):
-    """Extends a session, and reports what has changed in its claims (rule 2).
-
-    `ready`: the epochs of others' claims whose partitions the sender has fetched ahead (A3).
-    """
+    """Extends a session and reports changed claims (rule 2). `ready`: epochs of others' claims fetched ahead (A3)."""
 
     session: Offset
     sequence: Offset
@@ -213,10 +193,8 @@ class Leave(Struct, array_like=True, frozen=True, tag=3):
 
 
 class Evict(Struct, array_like=True, frozen=True, tag=4):
-    """Ends a silent session (F3.2). The sender has waited on it for `waited_ms`, at least twice the session's interval.
-
-    `observed`: the offset of the newest record that extended the session, as the sender saw it.
-    """
+    """Ends a silent session after `waited_ms`, twice its interval at least (F3.2). `observed`: the newest record that
+    extended it, as the sender saw it."""
 
     session: Offset
     observed: Offset
@@ -228,11 +206,8 @@ class Evict(Struct, array_like=True, frozen=True, tag=4):
 
 
 class ClaimingPartition(Struct, array_like=True, frozen=True, tag=5):
-    """Claims a partition, a whole topic or the whole group (rule 4).
-
-    `partition` is -1 for a topic and for the group; `topic` is "" for the group, and this claim is called the pin.
-    `observed`: the partition's version. `start`: the position to begin at if the log has none.
-    """
+    """Claims a partition, a whole topic (partition -1) or the group (the pin, topic ""; rule 4). `observed`: its
+    version. `start`: the position if the log has none."""
 
     session: Offset
     topic: Text
@@ -247,12 +222,8 @@ class ClaimingPartition(Struct, array_like=True, frozen=True, tag=5):
 
 
 class ReleasingPartition(Struct, array_like=True, frozen=True, tag=6):
-    """Ends a claim and says at which position the next owner starts (rule 6).
-
-    `give`: in at-most-once mode, the position to which the partition goes back, because grants from there on were not
-    used; `observed` is then the position that the partition has now. `parked`: why nobody may claim the partition from
-    now on, "" if others may claim it.
-    """
+    """Ends a claim; the next owner starts at the position (rule 6). `give`: at most once, the position to go back to,
+    because grants were not used; `observed` is then the present one. `parked`: why nobody may claim it, or ""."""
 
     session: Offset
     epoch: Offset
@@ -271,10 +242,7 @@ class ReleasingPartition(Struct, array_like=True, frozen=True, tag=6):
 
 
 class ClaimingMessages(Struct, array_like=True, frozen=True, tag=7):
-    """Asks for grants in at-most-once mode: for one range of offsets in each of some partitions (rule 5).
-
-    `nonce`: a number by which the sender recognises its record; a clone of its process uses other ones.
-    """
+    """Asks for grants of one range in each of some partitions (rule 5). A clone uses another `nonce`."""
 
     session: Offset
     ranges: Annotated[tuple[MessageRange, ...], Meta(min_length=1, max_length=HEARTBEAT_ENTRIES_MAX)]
@@ -309,10 +277,7 @@ class SetPosition(Struct, array_like=True, frozen=True, tag=9):
 
 
 class Topology(Struct, array_like=True, frozen=True, tag=10):
-    """Reports how many partitions a topic has, and its id in the cluster (F9.1-F9.3, F9.10).
-
-    `topic_id` is "" if it is not known.
-    """
+    """A topic's partition count and its id in the cluster, "" if unknown (F9.1-F9.3, F9.10)."""
 
     topic: Id
     partitions: Partitions
@@ -366,11 +331,8 @@ class StepDown(Struct, array_like=True, frozen=True, tag=12):
 
 
 class Note(Struct, array_like=True, frozen=True, tag=13):
-    """Records an event, and changes no state. `from_` is `from` on the wire.
-
-    A Note of kind `probe` proves something to its sender alone: when the sender reads it, it has read the log up to
-    where the log ended when the Note was sent (T2, T10).
-    """
+    """An event; no state changes. `from_` is `from` on the wire. Who reads its own `probe` back has read to where the
+    log ended when it was sent (T2, T10)."""
 
     session: OffsetOrNone
     kind: Id
@@ -385,11 +347,8 @@ class Note(Struct, array_like=True, frozen=True, tag=13):
 
 
 class Snapshot(Struct, array_like=True, frozen=True, tag=14):
-    """Carries one chunk of a log's state at checkpoint `at`; reading it changes no state (F10.1).
-
-    `chunk` is the chunk's number from 0 on, `chunks` how many there are. `state`, `chain`: the digests at `at`. A
-    Snapshot without data is a witness: its writer came to the same digests (snapshot.py).
-    """
+    """Chunk number `chunk` of `chunks` of a log's state at checkpoint `at`, whose digests are `state` and `chain`; no
+    state changes (F10.1). Without data it is a witness: its writer came to the same digests."""
 
     genesis: Genesis
     instance: Bytes16
@@ -462,11 +421,8 @@ PARKED_REASON: Final = "parked"  # reason of a Release that parks without a deta
 def parked_error(
     group: str, tp: TopicPartition, reason: str, known: str = "", found: str = "", detail: str = ""
 ) -> PartitionParked:
-    """Returns the error that says why a partition is parked. `reason`: as in the log.
-
-    `known`, `found`: the ids of its topic in the log and in the cluster, "" if unknown. `detail`: what the owner saw,
-    from the field `reason` of its Release.
-    """
+    """Returns the error that says why a partition is parked. `reason`, `detail`: the Release's; `known`, `found`: the
+    topic's ids in log and cluster, "" if unknown."""
     if reason == RECREATED:
         seen = f"its id was {known}, now it is {found}" if known and found else ""
     else:
@@ -480,8 +436,5 @@ def beyond_end(position: int, end: int) -> str:
 
 
 def parked_text(group: str, tp: TopicPartition, reason: str, detail: str = "") -> str:
-    """Returns, for people, why a partition is parked and what to do.
-
-    `reason` and `detail` are those of `parked_error`.
-    """
+    """Returns, for people, why a partition is parked and what to do, as `parked_error` does."""
     return f"{reason}: {parked_error(group, tp, reason, detail=detail)}"

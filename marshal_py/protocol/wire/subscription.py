@@ -45,10 +45,7 @@ def names_of(topics: Iterable[str]) -> tuple[str, ...]:
 
 
 def consumed(topics: tuple[str, ...], known: Iterable[str]) -> tuple[str, ...]:
-    """Returns the topics that a session consumes: those that it names, then those of `known` that its patterns match.
-
-    `topics`: as in its Join.
-    """
+    """Returns the topics that a session's Join names in `topics`, then those of `known` that its patterns match."""
     if not has_patterns(topics):
         return topics
     named = names_of(topics)

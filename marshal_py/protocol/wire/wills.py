@@ -29,24 +29,18 @@ class Sign(Enum):
 
 
 def proves_death(sign: Sign) -> bool:
-    """Returns whether the will may be read and sent now (T19).
-
-    A closed connection proves nothing, because a program that becomes a daemon closes what it does not know, and goes
-    on. Neither does a stop: a process that continues after SIGCONT holds a valid lease for a while.
-    """
+    """Returns whether the will may be sent (T19). A closed connection proves nothing (a daemon closes what it does not
+    know), nor does a stop: after SIGCONT a process holds a valid lease for a while."""
     return sign is Sign.ENDED
 
 
 class LastWill(Struct, frozen=True, array_like=True):
-    """Holds what one session keeps for its witness.
-
-    `version`: the record version that all live sessions of the group can read (E8). `interval_ms`: of the session.
-    `claims`: in at-least-once mode, the entries of a heartbeat that would be sent now, of all claims.
-
-    What is kept may be old when it is used. That is harmless: the position of a claim never falls, so an old one is
-    lower than the truth, and F6.2 ignores one that is lower than the log's. In at-most-once mode a Release gives back
-    exactly what was not handed over (F6.3). Something old cannot say that, so there the will is the Leave alone.
-    """
+    """What one session keeps for its witness. `version`: the record version that all live sessions of the group
+    can read (E8). `interval_ms`: of the session. `claims`: in at-least-once mode, the entries of a heartbeat that would
+    be sent now, of all claims. What is kept may be old when it is used. That is harmless: the position of a claim never
+    falls, so an old one is lower than the truth, and F6.2 ignores one that is lower than the log's. In at-most-once
+    mode a Release gives back exactly what was not handed over (F6.3). Something old cannot say that, so there the will
+    is the Leave alone."""
 
     session: int
     version: int
@@ -55,10 +49,8 @@ class LastWill(Struct, frozen=True, array_like=True):
 
 
 def records(will: LastWill, how: str) -> Iterator[Record]:
-    """Yields the records that execute a will, in the order in which they must be sent: each Release, then the Leave.
-
-    `how`: how the process ended, for people, such as "signal 9 (SIGKILL)"; "" if nobody knows.
-    """
+    """Yields a will's records in order: each Release, then the Leave. `how`: how the process ended, for people, or
+    ""."""
     for entry in will.claims:
         yield ReleasingPartition(
             will.session,

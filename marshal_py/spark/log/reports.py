@@ -20,7 +20,7 @@ PREFIX: Final = "marshal_"
 
 
 class Question(NamedTuple):
-    """Holds a question and its SQL, which queries the views that `views` creates.
+    """A question and its SQL, which queries the views that `views` creates.
 
     `:at` in the SQL stands for a time that the caller gives.
     """

@@ -157,7 +157,7 @@ class Database:
 
 
 class _Session:
-    """Holds one database connection, and runs the statements for the guard table."""
+    """One database connection, and runs the statements for the guard table."""
 
     def __init__(self, database: Database) -> None:
         self.connection = database.connect()

@@ -41,7 +41,7 @@ _SQL: Final = {"integer": "INT", "long": "BIGINT", "short": "SMALLINT", "byte": 
 
 
 class Rules:
-    """Holds the rules of a table as it is now. Two of them are equal if the rules are."""
+    """The rules of a table as it is now. Two of them are equal if the rules are."""
 
     names: list[str]
 

@@ -179,7 +179,7 @@ def _report(missing: Mapping[Source, Ranges], mine: Mapping[Source, Span], fence
 
 
 class Sink(Generic[E]):
-    """Is the function for Spark's foreachBatch. It writes each batch, and says what it left out.
+    """The function for Spark's foreachBatch. It writes each batch, and says what it left out.
 
     Call `left_out` and `last` in the process in which the function runs: the driver, or over Spark Connect its server.
     """

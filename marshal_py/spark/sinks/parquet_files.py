@@ -32,7 +32,7 @@ Broken = tuple[int, int | None]  # how many rows break a rule, and the lowest of
 
 
 class DataFile(NamedTuple):
-    """Describes one Parquet file. `path` is relative to the table's folder, `size` is in bytes.
+    """One Parquet file. `path` is relative to the table's folder, `size` is in bytes.
 
     `values`: the value of each partition column. `stats`: statistics of Delta's form. `broken`: by rule, the rows that
     break it; rules that all keep are not in it.

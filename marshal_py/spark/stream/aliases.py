@@ -133,7 +133,7 @@ _REFUSED_IN_BATCH_READS: Final = {name.lower(): (name, rule) for name, rule in R
 
 
 class Translated(NamedTuple):
-    """Holds options by our names. `given_names` maps our name to the name that the user gave, for error texts."""
+    """Options by our names. `given_names` maps our name to the name that the user gave, for error texts."""
 
     options: dict[str, str]
     given_names: dict[str, str]

@@ -49,7 +49,7 @@ _GROUP: Final = (
 
 @dataclass(frozen=True)
 class BackfillOptions(ReadOptions):
-    """Holds the checked options. `start` and `until` are earliest, latest, a time, or offsets by partition."""
+    """The checked options. `start` and `until` are earliest, latest, a time, or offsets by partition."""
 
     topics: tuple[str, ...]
     start: str

@@ -68,7 +68,7 @@ def claimed_batches(
 
 
 class Batch:
-    """Holds one claimed batch; `df` has its rows. Without `commit` it is planned again, or lost in at-most-once
+    """One claimed batch; `df` has its rows. Without `commit` it is planned again, or lost in at-most-once
     mode.
     """
 

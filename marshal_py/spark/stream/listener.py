@@ -29,7 +29,7 @@ logger: Final = logging.getLogger("marshal_py.spark")
 
 
 class Progress(NamedTuple):
-    """Describes one batch of one query, as its member saw it. `lag` is in messages, summed over all partitions
+    """One batch of one query, as its member saw it. `lag` is in messages, summed over all partitions
     that the member owns.
     """
 

@@ -19,7 +19,7 @@ from marshal_py.transport.ports import RawMessage
 
 
 class Run(NamedTuple):
-    """Holds messages of one partition in order, with what their piece (tasks.py) says of all of them."""
+    """Messages of one partition in order, with what their piece (tasks.py) says of all of them."""
 
     topic: str
     partition: int
@@ -29,7 +29,7 @@ class Run(NamedTuple):
 
 
 class Column(NamedTuple):
-    """Describes a column: its type as Spark's simple string and for Arrow, and the function that makes it.
+    """A column: its type as Spark's simple string and for Arrow, and the function that makes it.
 
     `take` makes it from the messages of several Runs together. If it is None, `of_run` makes it for each Run.
     """

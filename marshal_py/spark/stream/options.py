@@ -58,7 +58,7 @@ _INSTEAD: Final = {
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Holds the options that tasks need to read messages, whichever source plans them."""
+    """The options that tasks need to read messages, whichever source plans them."""
 
     columns: tuple[str, ...]
     min_partitions: int | None  # tasks of a batch, at least; None: as many as its ranges need
@@ -80,7 +80,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class StreamOptions(ReadOptions):
-    """Holds the options of `spark.readStream.format("marshal")`, checked."""
+    """The options of `spark.readStream.format("marshal")`, checked."""
 
     group: str
     topics: tuple[str, ...]  # empty if there is a pattern

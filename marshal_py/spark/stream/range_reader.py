@@ -71,7 +71,7 @@ _REFUSED: Final = frozenset(
 
 
 class RangePartition(InputPartition):
-    """Describes one task, with everything that it needs. It refers to no reader: Spark pickles readers before it plans
+    """One task, with everything that it needs. It refers to no reader: Spark pickles readers before it plans
     tasks.
     """
 

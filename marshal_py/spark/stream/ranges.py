@@ -51,7 +51,7 @@ def _pieces(text: str) -> list[Piece]:
 
 @dataclass(frozen=True)
 class RangeOptions(ReadOptions):
-    """Holds the checked options of a read of explicit ranges."""
+    """The checked options of a read of explicit ranges."""
 
     pieces: tuple[Piece, ...]
     once: bool

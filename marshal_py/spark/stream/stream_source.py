@@ -61,7 +61,7 @@ RELEASE_S: Final = 2.0  # for stop(); Spark kills the process some time after it
 
 
 class QueryMember:
-    """Holds a query's membership in its group. It joins when it is made, and leaves when it is closed or overdue."""
+    """A query's membership in its group. It joins when it is made, and leaves when it is closed or overdue."""
 
     settled: bool
     stateful: bool
@@ -280,7 +280,7 @@ class QueryMember:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Is the object that Spark calls. Only the one in the query's own process has a member."""
+    """The object that Spark calls. Only the one in the query's own process has a member."""
 
     def __init__(self, options: StreamOptions) -> None:
         self.options = options
