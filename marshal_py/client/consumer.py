@@ -46,7 +46,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
     `fetch`, `next` and iteration are for one thread at a time; acks may come from any thread.
 
     In at-least-once mode messages that were not acked are delivered again after a crash. An acked message above an
-    unacked one is not delivered again if a heartbeat has reported its ack (up to 512 bytes of ranges per partition). In
+    unacked one is not delivered again if a heartbeat has reported its ack (within 4,000 offsets, PROTOCOL.md E10). In
     at-most-once mode the log grants messages before they are delivered, about a second's work at a time. A crash loses
     messages that were granted and not delivered. A stop, a pause or a planned move gives them back, and the next owner
     begins with them.
@@ -249,7 +249,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         `after_dead_letter`: with "key" messages behind one that became a dead letter follow it, as long as this
         consumer owns the partition.
 
-        From the position of a partition to its newest message there are at most about `window` offsets in work, and
+        From the lowest unfinished message of a partition to its newest there are at most `window` offsets in work, and
         of each partition at most its share of the option `prefetch_bytes` waits.
 
         A consumer has one process or consume at a time, and no `fetch`, `next` or iteration beside it. Raises

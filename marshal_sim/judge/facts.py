@@ -178,17 +178,30 @@ class FinalPosition(NamedTuple):
 
 
 def finished_spans(position: int, progress: bytes) -> list[tuple[int, int]]:
-    """Returns the ranges [start, to) that a claim's `progress` names as finished (PROTOCOL.md 4.2); none if it is
+    """Returns the ranges [start, to) that a claim's `progress` names as finished (PROTOCOL.md 4.2, E10); none if it is
     malformed.
     """
-    numbers, value, shift = [], 0, 0
-    for byte in progress:
-        value, shift = value + ((byte % 128) << shift), shift + 7
-        if byte < 128:
-            numbers.append(value)
-            value = shift = 0
-    spans = []
+    spans: list[tuple[int, int]] = []
+    if progress[:2] == b"\0\0":
+        (gap, size), rest = _leb128(progress[2:], 2)
+        first = position + gap
+        offsets = [first + 8 * at + bit for at, byte in enumerate(rest[:size]) for bit in range(8) if byte >> bit & 1]
+        spans, progress = [(offset, offset + 1) for offset in offsets], rest[size:]
+    numbers, _ = _leb128(progress, len(progress))
     for gap, length, times in zip(*[iter(numbers)] * 3, strict=False):
         start, position = position + gap, position + gap + length
         spans += [(start, position)] if times == 0 else []
     return spans
+
+
+def _leb128(data: bytes, most: int) -> tuple[list[int], bytes]:
+    """Reads at most so many numbers. Returns them, and the bytes behind the last one."""
+    numbers, value, shift, read = list[int](), 0, 0, 0
+    for at, byte in enumerate(data, 1):
+        if len(numbers) == most:
+            break
+        value, shift = value + ((byte % 128) << shift), shift + 7
+        if byte < 128:
+            numbers.append(value)
+            value, shift, read = 0, 0, at
+    return numbers, data[read:]

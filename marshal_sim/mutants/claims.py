@@ -182,6 +182,11 @@ def p6() -> list[Patch]:
     return [(AtLeastOnce, "admit", admit)]
 
 
+def p7() -> list[Patch]:
+    runs = progress._runs
+    return [(progress, "_runs", lambda first, bits: runs(first + 1, bits))]
+
+
 # --- of the fold, and the same in the oracle
 
 
@@ -292,6 +297,7 @@ PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...],
         {"mode": AT_LEAST_ONCE},
     ),
     ("P6", "a new owner skips nothing", p6, ("crash", "slow_handler"), {"mode": AT_LEAST_ONCE}),
+    ("P7", "a bitmap is read one off", p7, ("crash", "slow_handler"), {"mode": AT_LEAST_ONCE}),
     (
         "D16A",
         "who falls behind releases one partition after the other",

@@ -389,7 +389,7 @@ def c26() -> list[Patch]:
 
 
 def c27() -> list[Patch]:
-    return [(AckWindow, "room", lambda self, claim: 0 if blocked(claim) else sys.maxsize)]
+    return [(AckWindow, "room", lambda self, claim, _buffer: 0 if blocked(claim) else sys.maxsize)]
 
 
 def c28() -> list[Patch]:

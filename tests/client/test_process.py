@@ -295,6 +295,49 @@ def test_the_window_bounds_what_is_behind_a_message_that_is_not_finished(memory:
         journal.handled(100)
 
 
+def test_after_a_stop_nothing_finished_comes_again_within_the_window(memory: MemoryTestCluster) -> None:
+    """E10: every second of 4,000 messages is finished, the first one is tried again in an hour, the others wait."""
+    topic, group = fill(memory, 4_100, keys=None), memory.group()
+
+    def handle(message: Message) -> None:
+        if message.offset % 2 == 0:
+            raise Retry(after_s=3_600)
+
+    first, second = Journal(handle), Journal()
+    with memory.connect() as marshal:
+        with joined(marshal, group, [topic]) as consumer:
+            work = consumer.process(first, key=lambda message: message.offset % 2 and message.offset)
+            first.handled(2_000)
+            work.stop()
+        with joined(marshal, group, [topic]) as consumer, consumer.process(second):
+            second.handled(2_100)
+    assert set(first.finished) == {(0, offset) for offset in range(1, 4_000, 2)}
+    assert sorted(second.finished) == [(0, offset) for offset in range(4_100) if offset % 2 == 0 or offset > 4_000]
+
+
+def test_the_window_counts_offsets_without_messages(memory: MemoryTestCluster) -> None:
+    topic, hold = memory.topic(), threading.Event()
+    for number in range(10):
+        memory.put(topic, 0, b"%d" % number)
+        memory.broker.skip(topic, 0)
+
+    def handle(message: Message) -> None:
+        if message.offset == 4:
+            assert hold.wait(DEADLINE_S)
+
+    journal = Journal(handle)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(journal, window=9) as work,
+    ):
+        journal.handled(6)
+        until(lambda: work.stats().waiting == 0, "nothing waits")
+        assert sorted(offset for _, offset in journal.finished) == [0, 2, 6, 8, 10, 12]
+        hold.set()
+        journal.handled(10)
+
+
 def test_a_stop_waits_for_handlers_and_gives_the_rest_back_in_order(memory: MemoryTestCluster) -> None:
     topic = fill(memory, 50, keys=2)
     hold = threading.Event()

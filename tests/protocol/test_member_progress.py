@@ -211,8 +211,8 @@ def test_a_heartbeat_is_bounded_by_its_bytes(monkeypatch: pytest.MonkeyPatch) ->
     cluster = VirtualCluster(partitions=8)
     (a,) = cluster.team("a")
     for claim in a.member.claims.values():
-        run = a.deliver(claim, *range(400))
-        for index in range(1, 400, 2):
+        run = a.deliver(claim, *range(8_000))
+        for index in range(1, 8_000, 30):
             run.finish(index)
     begun = cluster.now_ms + 1
     cluster.run(3 * THIRD_MS)

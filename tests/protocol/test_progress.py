@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.progress import Range
 from marshal_py.protocol.wire.records import OFFSET_MAX, PROGRESS_BYTES_MAX
+from marshal_sim.judge.facts import finished_spans as judges_spans
 
 
 def leb128(value: int) -> bytes:
@@ -17,21 +18,37 @@ def leb128(value: int) -> bytes:
     return bytes([group | 128 for group in groups[:-1]] + groups[-1:])
 
 
+def joined(ranges: list[Range]) -> list[Range]:
+    """Finished ranges that touch are one in a bitmap."""
+    found: list[Range] = []
+    for one in ranges:
+        if found and found[-1].to == one.start and not found[-1].times and not one.times:
+            found[-1] = Range(found[-1].start, one.to, 0)
+        else:
+            found.append(one)
+    return found
+
+
 RANGES = st.lists(st.tuples(st.integers(0, 2**20), st.integers(1, 2**20), st.integers(0, 300)), max_size=40)
 
 
 @given(st.integers(0, 2**40), RANGES)
 def test_ranges_come_back(position: int, triples: list[tuple[int, int, int]]) -> None:
-    """D1: triples (gap, length, n) in LEB128, the first gap counted from the position, the others from the last end."""
+    """D1: triples (gap, length, n) in LEB128, the first gap counted from the position, the others from the last end.
+
+    Or a bitmap, if that is shorter.
+    """
     ranges, at = [], position
     for gap, length, times in triples:
         ranges.append(Range(at + gap, at + gap + length, times))
         at += gap + length
     data = progress.encode(position, ranges)
-    assert data == b"".join(leb128(number) for triple in triples for number in triple)[: len(data)]
-    assert progress.decode(position, data) == ranges[: len(progress.decode(position, data))]
-    if len(data) < PROGRESS_BYTES_MAX - 20:
-        assert progress.decode(position, data) == ranges
+    listed = b"".join(leb128(number) for triple in triples for number in triple)
+    assert len(data) <= min(len(listed), PROGRESS_BYTES_MAX)
+    if data == listed or data.startswith(b"\0\0"):
+        assert joined(progress.decode(position, data)) == joined(ranges)
+    else:
+        assert progress.decode(position, data) == [one for one in ranges if not one.times][: len(data) // 3]
 
 
 def test_the_bytes_by_hand() -> None:
@@ -54,6 +71,13 @@ MALFORMED = {
     "an offset that no log has": leb128(OFFSET_MAX) + b"\x01\x00",
     "an end that no log has": b"\x00" + leb128(OFFSET_MAX) + b"\x00",
     "text": b"no list of ranges",
+    "a bitmap without a gap": b"\0\0",
+    "a bitmap without a size": b"\0\0\x01",
+    "a bitmap that does not end": b"\0\0\x01\x02\xff",
+    "a bitmap, then a number that does not end": b"\0\0\x01\x01\xff\x80",
+    "a bitmap, then a range without offsets": b"\0\0\x01\x01\xff\x09\x00\x01",
+    "a bitmap and a range that overlap": b"\0\0\x01\x01\x05\x03\x02\x01",
+    "a bitmap of offsets that no log has": b"\0\0" + leb128(OFFSET_MAX) + b"\x01\x01",
 }
 
 
@@ -75,7 +99,7 @@ def test_any_bytes_are_read(data: bytes, position: int) -> None:
 
 def test_what_does_not_fit_is_left_out_whole() -> None:
     """D1: the lowest ranges as far as 512 bytes go; none is merged with another, none is cut."""
-    narrow = [Range(number, number + 1, 0) for number in range(1, 1_001, 2)]
+    narrow = [Range(number, number + 1, 0) for number in range(1, 5_001, 10)]
     data = progress.encode(0, narrow)
     assert len(data) == 510
     assert progress.decode(0, data) == narrow[:170]
@@ -86,6 +110,98 @@ def test_what_does_not_fit_is_left_out_whole() -> None:
     # A short one that would fit after a long one that does not is left out too: the list is a prefix.
     full = [*narrow[:170], Range(2_000, 2**50, 0), Range(2**50 + 1, 2**50 + 2, 0)]
     assert progress.decode(0, progress.encode(0, full)) == narrow[:170]
+
+
+# --- as a bitmap
+
+
+def test_a_bitmap_by_hand() -> None:
+    """E10: gap, size, bits with the lowest first, and a list of the rest whose first gap begins at the position."""
+    finished = [Range(1_003, 1_004, 0), Range(1_005, 1_007, 0), Range(1_012, 1_013, 0)]
+    data = progress.encode(1_000, finished)
+    assert data == b"\0\0" + b"\x03\x02" + bytes([0b0000_1101, 0b0000_0010])
+    assert progress.decode(1_000, data) == finished
+    others = [Range(1_001, 1_003, 2), Range(1_008, 1_010, 4)]
+    data = progress.encode(1_000, sorted([*finished, *others]))
+    assert data == b"\0\0" + b"\x03\x02" + bytes([0b0000_1101, 0b0000_0010]) + b"\x01\x02\x02" + b"\x05\x02\x04"
+    assert progress.decode(1_000, data) == sorted([*finished, *others])
+    assert progress.decode(7, b"\0\0\x00\x03\x00\x00\x00") == [], "nothing is set"
+    assert progress.decode(7, b"\0\0\x00\x02\x80\x00\x01\x01\x03") == [(8, 9, 3), (14, 15, 0)]
+
+
+def test_the_shorter_one_is_written() -> None:
+    """E10: one range is a list of three bytes; two that lie together are a bitmap of five."""
+    assert progress.encode(0, [Range(5, 9, 0)]) == b"\x05\x04\x00"
+    assert progress.encode(0, [Range(5, 6, 0), Range(7, 8, 0)]) == b"\0\0\x05\x01\x05"
+    apart = [Range(5, 6, 0), Range(120, 121, 0)]
+    assert progress.encode(0, apart) == b"\x05\x01\x00\x72\x01\x00"
+
+
+@pytest.mark.parametrize("gap", [1, 300, 2**40])
+def test_what_lies_within_4000_offsets_fits(gap: int) -> None:
+    """E10: every second one of them, and those at both ends; of the counts the lowest that fit."""
+    finished = [Range(offset, offset + 1, 0) for offset in range(gap, gap + 4_000, 2)]
+    finished[-1] = Range(gap + 3_999, gap + 4_000, 0)
+    data = progress.encode(0, finished)
+    assert len(data) <= PROGRESS_BYTES_MAX
+    assert progress.decode(0, data) == finished
+    counts = [Range(offset, offset + 1, 3) for offset in range(gap + 1, gap + 3_000, 2)]
+    found = progress.decode(0, progress.encode(0, sorted([*finished, *counts])))
+    assert [one for one in found if not one.times] == finished
+    kept = [one for one in found if one.times]
+    assert kept == counts[: len(kept)]
+    spans = [(one.start, one.to) for one in finished]
+    assert progress.fitting(0, spans, spans[:7]) == spans
+
+
+def test_beyond_a_bitmap() -> None:
+    """D1: what was reported stays; of the rest, whichever form holds more."""
+    spans = [(offset, offset + 1) for offset in range(10, 8_000, 2)]
+    assert progress.fitting(0, spans, []) == [span for span in spans if span[0] < 4_010]
+    assert progress.fitting(0, spans, [(6_000, 6_001)])[-1] == (6_000, 6_001)
+    wide = [(start, start + 900) for start in range(10, 900_000, 1_000)]
+    assert len(progress.fitting(0, wide, [])) > 100
+    straddling = [*[(offset, offset + 1) for offset in range(10, 3_000, 2)], (3_500, 90_000)]
+    assert progress.fitting(0, straddling, [])[-1] == (3_500, 4_010)
+
+
+@given(st.integers(0, 2**40), st.sets(st.integers(0, 5_000)), st.dictionaries(st.integers(0, 5_000), st.integers(1, 9)))
+def test_a_second_reader_reads_the_same(position: int, finished: set[int], counts: dict[int, int]) -> None:
+    """E10: the judge's own reader agrees; a reader that knows lists alone finds nothing in a bitmap."""
+    spans = progress.union((position + at, position + at + 1) for at in finished)
+    others = [Range(position + at, position + at + 1, times) for at, times in counts.items() if at not in finished]
+    data = progress.encode(position, sorted([*(Range(start, to, 0) for start, to in spans), *others]))
+    mine = [(one.start, one.to) for one in progress.decode(position, data) if not one.times]
+    assert progress.union(judges_spans(position, data)) == mine
+    if not data.startswith(b"\0\0"):
+        assert [one[:2] for one in list_of_0_1_0(position, data) if not one.times] == mine
+    else:
+        assert list_of_0_1_0(position, data) == []
+        assert mine == spans
+
+
+def list_of_0_1_0(position: int, data: bytes) -> list[Range]:
+    """The reader before there were bitmaps."""
+    numbers: list[int] = []
+    value = width = 0
+    for byte in data:
+        value |= (byte & 127) << 7 * width
+        width += 1
+        if byte < 128:
+            numbers.append(value)
+            value = width = 0
+        elif width == 9:
+            return []
+    if width or len(numbers) % 3:
+        return []
+    ranges = []
+    for at in range(0, len(numbers), 3):
+        start = position + numbers[at]
+        position = start + numbers[at + 1]
+        if start == position or position > OFFSET_MAX:
+            return []
+        ranges.append(Range(start, position, numbers[at + 2]))
+    return ranges
 
 
 def test_at_least_eighty_ranges_fit() -> None:

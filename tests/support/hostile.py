@@ -113,8 +113,11 @@ def ending(group: Group) -> Record:
 
 
 def progress(rng: Random) -> bytes:
-    """What may stand in a field for progress: mostly a list of ranges, else bytes that are none."""
-    kind = rng.randrange(8)
+    """What may stand in a field for progress: mostly a list of ranges, or a bitmap, else bytes that are none."""
+    kind = rng.randrange(9)
+    if kind == 8:
+        size = rng.choice((1, 3, 500))
+        return b"\0\0" + leb128(rng.choice((0, 1, 300))) + leb128(size) + rng.randbytes(size) + b"\x02\x01\x03"
     if kind < 3:
         return b""
     if kind < 6:

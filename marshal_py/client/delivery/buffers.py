@@ -212,6 +212,15 @@ class Buffer:
                 self._keep(part.messages)
         self.reach(position)
 
+    def room_below(self, offset: int) -> int:
+        """Returns how many undelivered messages lie below `offset`; sys.maxsize if all of them do."""
+        total = 0
+        for part in self.fetched:
+            if part.last_offset >= offset:
+                return total + part.below(offset) - part.at
+            total += len(part.messages) - part.at
+        return sys.maxsize
+
     def bytes_of(self, count: int, size: Callable[[RawMessage], int]) -> int:
         """Returns the sum of `size(message)` over the next `count` messages.
 

@@ -253,7 +253,7 @@ class DeliveryQueue:
             if isinstance(claim.tracker, AtMostOnce):
                 total += buffer.granted(claim.tracker)
             else:
-                total += due_count(claim, now) + min(self.window.room(claim), buffer.size)
+                total += due_count(claim, now) + min(self.window.room(claim, buffer), buffer.size)
         return total
 
     def to_deliver(self, count_bytes: bool = False) -> tuple[int, int]:
@@ -261,7 +261,7 @@ class DeliveryQueue:
 
         It counts messages without a grant, too. Without `count_bytes` the bytes are 0.
         """
-        sizes = [(buffer, buffer.size) for buffer, claim in self.delivering() if self.window.room(claim)]
+        sizes = [(buffer, buffer.size) for buffer, claim in self.delivering() if self.window.room(claim, buffer)]
         size_bytes = sum([buffer.bytes_of(size, message_bytes) for buffer, size in sizes]) if count_bytes else 0
         return sum([size for _, size in sizes]), size_bytes
 
@@ -289,7 +289,7 @@ class DeliveryQueue:
                 at_bound = grants.all_fetched(buffer, tracker, self._spent) or (at_bound and granted == count)
                 count = granted
             elif self.window.most is not None or redeliveries_of(claim) is not None:
-                room = self.window.room(claim)
+                room = self.window.room(claim, buffer)
                 if room <= count:
                     count, at_bound = room, True
                 again = due_count(claim, now)
@@ -333,7 +333,7 @@ class DeliveryQueue:
         while left > 0 and (left_bytes is None or left_bytes > 0) and (tp := next(turns, None)) is not None:
             buffer = self.buffers[tp]
             claim = buffer.claim
-            if claim is None or not buffer.fetched or buffer.paused_by_user or not self.window.room(claim):
+            if claim is None or not buffer.fetched or buffer.paused_by_user or not self.window.room(claim, buffer):
                 continue
             if not self.member.may_deliver(claim.epoch, now):
                 continue
@@ -360,7 +360,7 @@ class DeliveryQueue:
                 return None
             head = buffer.fetched[0]
         count = self.redelivering.limit(claim, buffer, min(limit, len(head.messages) - head.at))
-        count = min(count, self.window.room(claim))  # now: what went to the dead-letter topic takes room, too
+        count = min(count, self.window.room(claim, buffer))  # now: what went to the dead-letter topic takes room, too
         head = buffer.fetched[0] if buffer.fetched else head
         if limit_bytes is not None:
             count = fit(head.messages, head.at, count, limit_bytes, not have_some)
@@ -437,14 +437,14 @@ class DeliveryQueue:
                     return due
                 if not buffer.fetched:
                     continue
-            if not self.window.room(claim):
+            if not self.window.room(claim, buffer):
                 continue
             there = len(buffer.fetched[0].messages) - buffer.fetched[0].at
             count = 1 if claim.one_by_one else there
             if isinstance(claim.tracker, AtMostOnce):
                 count = buffer.skip_to_grant(claim.tracker)
             count = self.redelivering.limit(claim, buffer, min(count, self.left(), allowance.messages))
-            count = min(count, self.window.room(claim))  # now, as in _take_part
+            count = min(count, self.window.room(claim, buffer))  # now, as in _take_part
             if allowance.size_bytes is not None and count > 0:
                 head = buffer.fetched[0]
                 count = fit(head.messages, head.at, count, allowance.size_bytes, allowance.one_fits)

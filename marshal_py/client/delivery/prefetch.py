@@ -225,24 +225,27 @@ WAIT_S_MAX: Final = 0.01
 class AckWindow:
     """Says how much more of a claim may be delivered. `most`: None for any number.
 
-    `room_of(claim)`: how many messages a `process` still takes of the claim; None where none runs.
+    `end_of(claim)`: the offset below which a `process` takes messages of the claim; None where none runs.
     """
 
-    __slots__ = ("_delivered", "_wait_s", "most", "room_of")
+    __slots__ = ("_delivered", "_wait_s", "end_of", "most")
 
     def __init__(self, most: int | None) -> None:
         self.most: int | None = most
-        self.room_of: Callable[[Claim], int] | None = None
+        self.end_of: Callable[[Claim], int] | None = None
         self._delivered = 0
         self._wait_s = WAIT_S_MIN
 
-    def room(self, claim: Claim) -> int:
-        """Returns how many messages of the claim may be delivered that were not delivered under it before."""
+    def room(self, claim: Claim, buffer: Buffer) -> int:
+        """Returns how many messages of the claim may be delivered that were not delivered under it before.
+
+        They come from `buffer`. sys.maxsize: all of them, and more.
+        """
         if blocked(claim):
             return 0
         if not isinstance(claim.tracker, AtLeastOnce):
             return sys.maxsize
-        room = sys.maxsize if self.room_of is None else self.room_of(claim)
+        room = sys.maxsize if self.end_of is None else buffer.room_below(self.end_of(claim))
         return room if self.most is None else max(0, min(room, self.most - claim.tracker.in_flight))
 
     def wait_s(self, buffers: Iterable[Buffer], delivered: int) -> float | None:
@@ -267,9 +270,9 @@ class AckWindow:
 
     def _full(self, buffers: Iterable[Buffer]) -> Iterator[Claim]:
         """Yields the claims of which messages are buffered and none may be delivered before another is finished."""
-        for buffer in buffers if self.most is not None or self.room_of is not None else ():
+        for buffer in buffers if self.most is not None or self.end_of is not None else ():
             claim = buffer.claim
-            if claim is not None and buffer.fetched and not buffer.paused_by_user and not self.room(claim):
+            if claim is not None and buffer.fetched and not buffer.paused_by_user and not self.room(claim, buffer):
                 yield claim
 
 

@@ -135,8 +135,8 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         """Marks the message as done, and returns True once the log has accepted that it is.
 
         So a transaction that is committed after this call belongs to a message that nobody receives again. It takes one
-        round trip of a heartbeat. A message above unfinished ones may have to wait for them, because the log has room
-        for a limited number of finished ranges (512 bytes).
+        round trip of a heartbeat. A message more than 4,000 offsets above an unfinished one may have to wait for it,
+        because the log has 512 bytes for what is finished above the position.
 
         Raises ClaimLost if the ack came too late, or if the claim was lost before the log had accepted the ack: the
         message is delivered again. Raises AckNotConfirmed after `timeout_s` seconds (at least 0), ReentrantCall,

@@ -64,7 +64,6 @@ class Lanes:
         self._lanes: dict[LaneKey, Lane] = {}
         self._of_message: dict[int, Lane] = {}  # by id of a message that works or is parked
         self.ready: deque[Lane] = deque()
-        self.newest: dict[Claim, int] = {}  # offset of the newest message that has come
         self.held: dict[Claim, Held] = {}
         self.working: int = 0
         self.waiting: int = 0
@@ -92,7 +91,6 @@ class Lanes:
         self.waiting += 1
         held = self.held.get(claim, Held())
         self.held[claim] = Held(held.messages + 1, held.size_bytes + payload_size(message))
-        self.newest[claim] = max(offset, self.newest.get(claim, -1))
         self._offer(lane)
 
     def add_parked(self, key: LaneKey, message: AnyMessage) -> None:
@@ -180,7 +178,6 @@ class Lanes:
     def forget_claim(self, claim: Claim) -> None:
         """Forgets a claim that is over, of which nothing is held."""
         self.held.pop(claim, None)
-        self.newest.pop(claim, None)
 
     def unfinished(self) -> Iterator[Lane]:
         """Yields all lanes with unfinished messages."""

@@ -24,12 +24,14 @@ from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.client.values.retry import DELIVERIES, AfterDeadLetter, Order, Reject, Retry, Unkeyed
 from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.wire.progress import BITMAP_OFFSETS_MAX
 from marshal_py.transport.serialization import K_co, V_co
 
 LOOK_S: Final = 0.05  # between two looks for claims that end
 SHUT_S: Final = 0.01  # before a handler is tried again whose message came, and whose gate has shut since
 TOUCHES: Final = 4  # how often within `handler_timeout_s` it is said that waiting messages are not with a handler
-WINDOW: Final = 4_000
+WINDOW: Final = BITMAP_OFFSETS_MAX  # then the log can name all that is finished (E10)
 WINDOW_MAX: Final = 100_000
 WORKERS_MAX: Final = 10_000
 
@@ -128,7 +130,7 @@ def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None
 class Processing(Generic[K_co, V_co]):
     """Holds the messages of one `process`, and decides for both fronts.
 
-    `changed` guards the lanes. It is never held while the Marshal's lock is taken: the queue asks `room_of` under that.
+    `changed` guards the lanes. It is never held while the Marshal's lock is taken: the queue asks `end_of` under that.
     """
 
     def __init__(self, receiving: Receiving, settings: Settings, draw: Callable[[], float] = random.random) -> None:
@@ -168,7 +170,7 @@ class Processing(Generic[K_co, V_co]):
                 for claim in self._driver.member.claims.values()
                 for message in waiting_again(claim, self._queue.delivery)
             ]
-            self._queue.window.room_of = self.room_of
+            self._queue.window.end_of = self.end_of
         keyed = [(self._lane_of(message), message) for message in again]
         with self.changed:
             for key, message in keyed:
@@ -177,20 +179,19 @@ class Processing(Generic[K_co, V_co]):
     def detach(self) -> None:
         """Bounds nothing any more."""
         with self._context.lock:
-            self._queue.window.room_of = None
+            self._queue.window.end_of = None
 
-    def room_of(self, claim: Claim) -> int:
-        """Returns how many messages of a claim may still come. Called with the Marshal's lock held.
+    def end_of(self, claim: Claim) -> int:
+        """Returns the offset below which messages of a claim may come. Called with the Marshal's lock held.
 
-        From the position to the newest message there are at most `window` offsets, and of each partition at most its
-        share of `prefetch_bytes` waits in lanes.
+        It is `window` above the lowest unfinished message, so that a heartbeat can name all that is finished between.
+        Nothing comes while the claim's share of `prefetch_bytes` waits in lanes.
         """
-        newest, held = self._lanes.newest.get(claim), self._lanes.held.get(claim)
-        if newest is None or held is None:
-            return self.settings.window
-        if held.size_bytes >= self._share_bytes:
+        tracker, held = claim.tracker, self._lanes.held.get(claim)
+        assert isinstance(tracker, AtLeastOnce)  # check_settings
+        if held is not None and held.size_bytes >= self._share_bytes:
             return 0
-        return max(0, self.settings.window - (newest + 1 - claim.position()))
+        return tracker.unfinished_from() + self.settings.window
 
     def take(self, message: Message[K_co, V_co]) -> None:
         """Puts a message that has come into its lane. What the key function raises ends the `process`."""

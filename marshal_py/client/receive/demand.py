@@ -139,7 +139,7 @@ class ConsumeDemand(Demand):
             heads = [
                 buffer.fetched[0]
                 for buffer, claim in self._queue.delivering()
-                if buffer.fetched and self._queue.window.room(claim)
+                if buffer.fetched and self._queue.window.room(claim, buffer)
             ]
             return all(message_bytes(head.messages[head.at]) > self._drain_left for head in heads)
 

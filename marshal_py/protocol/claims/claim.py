@@ -15,6 +15,7 @@ from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.fold.world import Group, Partition
 from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.progress import Range
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, ClaimState, ReleasingPartition, SeekingPartition
 
 
@@ -270,8 +271,7 @@ def log_has(spans: Spans, claim: Claim, group: Group | None) -> bool:
     if spans and spans[-1][1] <= position:
         return True
     finished = [(start, to) for start, to, times in progress.decode(position, known) if not times]
-    above = [(max(start, position), to) for start, to in spans if to > position]
-    return all(any(low <= start and to <= high for low, high in finished) for start, to in above)
+    return not progress.without([Range(max(start, position), to, 0) for start, to in spans if to > position], finished)
 
 
 # --- Finds a message that kills each process that handles it, by handing messages over one at a time (PROTOCOL.md D11).

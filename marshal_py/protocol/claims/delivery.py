@@ -303,7 +303,7 @@ class Redeliveries:
 
 
 RUN_MERGED_MAX = 1_000  # offsets; bounds the set of indexes that are finished out of order
-SPANS_REPORTED = 256  # more do not fit into PROGRESS_BYTES_MAX: each takes three bytes at least
+SPANS_REPORTED = 256  # no list of more fits into PROGRESS_BYTES_MAX: each takes three bytes at least
 
 
 class AtLeastOnce:
@@ -440,7 +440,7 @@ class AtLeastOnce:
         low = max(self._low(), self._floor)
         spans = self._finished_before
         if spans:
-            ahead = self._unfinished_from()
+            ahead = self.unfinished_from()
             while spans and spans[0][0] <= max(low, ahead):  # offsets between are finished, or do not exist
                 low = max(low, spans.pop(0)[1])
             self._floor = low
@@ -459,8 +459,9 @@ class AtLeastOnce:
         self._base = max(self._base, self._fetched_to)
         return self._base
 
-    def _unfinished_from(self) -> int:
+    def unfinished_from(self) -> int:
         """Returns the lowest fetched offset that is not finished; if all are, the one after the last fetched."""
+        self._low()
         if not self.runs:
             return self._fetched_to
         run = self.runs[0]
@@ -505,18 +506,18 @@ class AtLeastOnce:
             # Some offsets do not exist, so the number in flight alone would not say which messages these are.
             spans = progress.union([*finished, *((start, to) for start, to, _ in again)])
             again += progress.without([Range(position + 1, mine, 1)], spans)
-        whole = progress.encode(position, sorted([*done, *again]))
-        # If not all fits, counts are left out: only a missing finished range makes a message be delivered twice.
-        fits = len(progress.decode(position, whole)) == len(done) + len(again)
-        return whole if fits else progress.encode(position, done)
+        return progress.encode(position, sorted([*done, *again]))
 
     def _out_of_order(self) -> bool:
         """Returns whether a message above the lowest unfinished one is finished."""
         return any(run.finished or (run.low and at) for at, run in enumerate(self.runs))
 
     def _finished_spans(self, position: int) -> list[tuple[int, int]]:
-        """Returns the lowest spans [start, to) that this claim finished above the position, about SPANS_REPORTED. Two
-        finished offsets are in one span if none between them was fetched."""
+        """Returns spans [start, to) that this claim has finished above the position: the lowest that may be reported.
+
+        Two finished offsets are in one span if no offset between them was fetched, because such offsets do not exist or
+        were finished by earlier owners.
+        """
         spans: list[tuple[int, int]] = []
         joins = False  # whether the newest span reaches the end of the previous run
         for run in self.runs:
@@ -529,7 +530,7 @@ class AtLeastOnce:
                 joins = _extend(spans, offsets[index], offsets[index] + 1, joins and index == at)
                 at = index + 1
             joins = joins and at == len(offsets)
-            if len(spans) > SPANS_REPORTED:
+            if len(spans) > SPANS_REPORTED and not progress.mappable(spans):
                 break
         return spans
 
@@ -593,7 +594,7 @@ class AtLeastOnce:
     def _message(self) -> int:
         """Returns the offset of the message at the position; NONE until a message is fetched."""
         self.position()  # drops the runs that are finished
-        return NONE if self._first == NONE else self._unfinished_from()
+        return NONE if self._first == NONE else self.unfinished_from()
 
     def _delivered_before_at(self, offset: int) -> int:
         ranges = self._delivered_before

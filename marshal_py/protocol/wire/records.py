@@ -32,7 +32,7 @@ TEXT_CHARS_SAFE: Final = TEXT_BYTES_MAX // 4  # so many characters never take mo
 BY_CHARS_MAX: Final = 60  # of a client id in a field `by`, which then always fits
 INSTANCE_BYTES: Final = 16
 PRIORITY_MAX: Final = 9  # of a consumer under the policy `prioritized`, as in the design of priority groups
-PROGRESS_BYTES_MAX: Final = 512  # at least 80 ranges; a snapshot holds one per partition
+PROGRESS_BYTES_MAX: Final = 512  # 4,000 offsets as a bitmap, at least 80 ranges; a snapshot holds one per partition
 
 AT_LEAST_ONCE: Final = 1
 AT_MOST_ONCE: Final = 2
