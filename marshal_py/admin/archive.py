@@ -24,10 +24,8 @@ from marshal_py.transport.producer import KafkaProducer
 
 
 def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: bool = False) -> int:
-    """Writes all logs as they are now, or with `group` only log 0 and the group's log. Returns the number of records.
-
-    `verdicts`: each line also contains the fold's verdict on its record.
-    """
+    """Writes all logs as they are now, or log 0 and the group's; returns the number of records. `verdicts`: each line
+    also has the fold's."""
     logs = sorted({0, *observer.logs_of(group)})  # log 0 also without a root: its records may tell why
     bounds = observer.bounds(logs)
     spans = tuple(Span(log, bounds[log].first, bounds[log].end) for log in logs)
@@ -55,10 +53,8 @@ def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: 
 
 
 def load(path: Path, transport: KafkaTransport, topic: str) -> int:
-    """Writes a dump into an empty coordination topic, which is created if it is missing. Returns the number of records.
-
-    The whole file is checked before anything is written.
-    """
+    """Writes a dump, checked as a whole before, into an empty coordination topic, created if missing; returns the
+    number of records."""
     with Reader(path) as reader:
         header, root = reader.header, World(0)
         for record in reader:

@@ -218,10 +218,7 @@ class AsyncMarshal(Blocking[Marshal]):
 
     @parameters_of(Marshal.topic)
     def topic(self, *arguments: Any, **named: Any) -> AsyncTopic:
-        """Returns a topic, to read any of its messages from, as `Marshal.topic` does. It sends no request.
-
-        Deserializers run on a thread of the Marshal.
-        """
+        """Returns a topic, as `Marshal.topic` does, without a request. Deserializers run on a thread of the Marshal."""
         return AsyncTopic(self._plain.topic(*arguments, **named), self._shared.reads)
 
     @parameters_of(Marshal.create_topic)
@@ -336,10 +333,8 @@ def _opening(plainly: Callable[P, Marshal]) -> Callable[P, Opening[AsyncMarshal]
     parameters = inspect.signature(plainly)
 
     def connect(*arguments: P.args, **named: P.kwargs) -> Opening[AsyncMarshal]:
-        """Connects to a cluster, as `marshal_py.connect` does: `await` it, or use it in `async with`.
-
-        The Marshal belongs to the event loop that runs then.
-        """
+        """Connects as `marshal_py.connect` does: `await` it, or use it in `async with`. The Marshal belongs to the
+        event loop that runs then."""
         option_names.check("connect", named, parameters.parameters)
         parameters.bind(*arguments, **named)  # raises TypeError here, and not only where the result is awaited
         return Opening(lambda: _connect(lambda: plainly(*arguments, **named)))

@@ -49,10 +49,8 @@ class Examination:
         roles: Sequence[str] = (),
         strict: bool = False,
     ) -> None:
-        """`topic`: the coordination topic. `group`, `topics`: whose rights are checked, too. `roles`: of those of
-        permissions.ROLES, all if it is empty. `strict`: a right that is lacking is a failure, and a group or topic that
-        is not there is none.
-        """
+        """`group`, `topics`: whose rights are checked, too. `roles`: of permissions.ROLES; empty: all. `strict`: a
+        right that is lacking is a failure, and a group or topic that is not there is none."""
         self.topic, self.group = topic, group
         self.roles, self.strict = list(roles or permissions.ROLES), strict
         self.asked = list(topics)
@@ -115,12 +113,8 @@ class Examination:
     def content(
         self, observer: Observer, clock: Callable[[], int], admin: KafkaAdmin | None = None, count: int = 0
     ) -> Iterator[Check]:
-        """Checks the records of all logs since their newest snapshots, and the groups.
-
-        `clock`: returns the present time, in ms since 1970; for a dump, that of its newest record. `admin`: looks the
-        groups' topics up in the cluster. `count`: how many partitions the coordination topic has. Both are left out for
-        a dump.
-        """
+        """Checks the records of all logs since their newest snapshots, and the groups. `clock`: ms since 1970, of a
+        dump its newest record's. `admin` and `count`, the topic's partitions, are left out for a dump."""
         if observer.root is None:
             yield Check("root", "warn", NOBODY)
             yield from self._unused([])
@@ -174,10 +168,7 @@ class Examination:
             )
 
     def _absent(self, admin: KafkaAdmin, known: set[str]) -> Iterator[Check]:
-        """Yields a line for each topic that the caller named and that does not exist.
-
-        `known`: the topics of all groups, for a suggestion.
-        """
+        """Yields a line for each named topic that does not exist; `known`: the groups' topics, for a suggestion."""
         for topic in self.asked:
             with suppress(AccessDenied):  # the rights tell
                 if admin.partition_count(topic) is None:
@@ -237,10 +228,7 @@ def _facts(
 
 
 def _infos(admin: KafkaAdmin, groups: list[Group]) -> dict[str, TopicInfo | None]:
-    """Returns what Kafka says of the groups' topics, None for one that is gone.
-
-    A topic that this client may not describe is left out.
-    """
+    """Returns what Kafka says of the groups' topics: None for one that is gone; without those it may not describe."""
     found: dict[str, TopicInfo | None] = {}
     for topic in sorted({topic for group in groups for topic in group.topics}):
         try:
@@ -267,10 +255,7 @@ def _brokers(transport: KafkaTransport, brokers: dict[int, str]) -> Iterator[Che
 
 
 def _partitions(transport: KafkaTransport, admin: KafkaAdmin, topic: str, count: int) -> Check:
-    """Checks how many partitions the coordination topic has, which is how many logs the groups share.
-
-    The number cannot change once the first client has connected (L3).
-    """
+    """Checks how many logs the groups share, which cannot change once a client has connected (L3)."""
     says = f"{topic} has {count} partition{'s' if count != 1 else ''}"
     wanted = admin.can_grow(topic, COORDINATION_PARTITIONS)
     if wanted:

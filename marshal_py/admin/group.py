@@ -106,11 +106,8 @@ class Group:
 
     @contextmanager
     def runner(self, founding: bool = False) -> Iterator[OperationRunner]:
-        """Opens a connection to the group's log, and closes it when the caller leaves the context (or `connected`).
-
-        Raises GroupMissing if nobody ever used the group. With `founding` it does not, because the caller may create
-        the group.
-        """
+        """Opens a connection to the group's log for this context (or `connected`). Raises GroupMissing, but for
+        `founding`."""
         if self._kept is not None:
             self._kept.refresh()
             yield self._checked(self._kept, founding)
@@ -181,11 +178,8 @@ class Group:
             yield from observer.advisories(self.name, follow)
 
     def impact(self, judge: Callable[[GroupContext], Impact]) -> Impact:
-        """Returns what an operation would do now; writes nothing.
-
-        `judge` is called with the group's context, and calls the function of marshal_py.admin.plans.impact for the
-        operation.
-        """
+        """Returns what an operation would do now; writes nothing. `judge`: calls a function of
+        marshal_py.admin.plans.impact with the group's context."""
         return self._impact(lambda runner: judge(runner.context))
 
     def _impact(self, judge: Callable[[OperationRunner], Impact]) -> Impact:
@@ -275,8 +269,8 @@ class Group:
         return self.change_members(without_mappings, reason)
 
     def change_members(self, edit: Edit, reason: str = "", watcher: Watcher | None = None) -> int:
-        """Changes settings by a function of admin/plans/membership.py that returns them; returns the offset of the
-        record, or of the last one if nothing is to change. `watcher`: is told "changed" if it has."""
+        """Changes settings by a function of admin/plans/membership.py; returns the offset of the record, or of the last
+        one if nothing changes. `watcher` is told "changed"."""
         return self._settle(edit, False, reason, watcher=watcher)
 
     def _settle(

@@ -49,11 +49,8 @@ class Kept(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A confirmed snapshot of the state at checkpoint `at`. `state_bytes`: its size, 0 if it was not written
-    just now.
-
-    `self_audit`: whether nobody but its own writer has confirmed it.
-    """
+    """A confirmed snapshot at checkpoint `at`. `state_bytes`: 0 if not just written. `self_audit`: only its writer
+    confirmed it."""
 
     log: int
     at: int
@@ -124,10 +121,8 @@ class LogConnection:
     # --- a snapshot now
 
     def write(self, wait_s: float) -> Written | None:
-        """Writes a snapshot of the state at the newest checkpoint. Waits up to `wait_s` until it is confirmed (N5, N6).
-
-        Returns None for a log of fewer than 16 records, which has no checkpoint yet.
-        """
+        """Writes a snapshot of the newest checkpoint and waits up to `wait_s` for its confirmation (N5, N6). None for a
+        log of fewer than 16 records."""
         there = [stored for stored in self.snapshotter.store.confirmed() if stored.at == self.wanted]
         if there:
             return Written(self.number, self.wanted, 0, there[0].self_audit)
@@ -151,10 +146,8 @@ class LogConnection:
         return any(stored.at == self.wanted for stored in self.snapshotter.store.confirmed()) and pieces is not None
 
     def _confirm_alone(self, piece: Snapshot) -> None:
-        """Confirms the snapshot that `write` wrote if no consumer lives that could confirm it (N6).
-
-        It folds the log a second time and compares the result with the snapshot. `piece`: one record of the snapshot.
-        """
+        """Confirms an own snapshot if no consumer lives that could, by a second fold (N6). `piece`: one of its
+        records."""
 
         def read_back() -> bool:
             return any(key.at == piece.at and key.instance == piece.instance for key in self.snapshotter.store.whole)
@@ -200,10 +193,7 @@ class Logs:
         return self._reader.find_root()
 
     def numbers(self, wanted: int | None) -> list[int]:
-        """Returns the numbers of the logs to work on: the wanted one or, if that is None, every log of the topic.
-
-        The list is empty if the topic has no root. Raises InvalidOption for a log that does not exist.
-        """
+        """Returns the wanted log, or all; none without a root. Raises InvalidOption for a log that does not exist."""
         root = self.root()
         if root is None:
             return []
@@ -224,11 +214,8 @@ class Logs:
     # --- deletion
 
     def limit(self, kept: Kept, kept_s: float) -> int:
-        """Returns the offset below which a log's records may be deleted (N12); its first offset if none may.
-
-        `kept_s`: records younger than this many seconds are kept, and so is the snapshot from which they can be read.
-        Raises UnsupportedPlatform where the broker cannot look up offsets by time.
-        """
+        """Returns the offset below which records may be deleted (N12). `kept_s`: younger ones stay, and the snapshot to
+        read them from. Raises UnsupportedPlatform where offsets by time are unknown."""
         if not kept.deletable:
             return kept.first
         tp = TopicPartition(self.topic, kept.log)
@@ -238,10 +225,7 @@ class Logs:
         return replay.cut_of(self._log, kept.log, self.root() if kept.log else None, bounds, before)
 
     def delete(self, number: int, before: int) -> None:
-        """Deletes the records of a log below the offset `before`.
-
-        Raises PartitionError if Kafka refuses, UnsupportedPlatform if the broker cannot delete records.
-        """
+        """Deletes a log's records below `before`. Raises PartitionError, UnsupportedPlatform."""
         if "truncate" not in self.admin.capabilities:
             raise UnsupportedPlatform("the deletion of records", "the embedded broker", "use a real broker")
         refused = self.admin.delete_records(TopicPartition(self.topic, number), before)
@@ -251,9 +235,8 @@ class Logs:
     # --- a new history
 
     def broken(self) -> dict[int, Bounds]:
-        """Returns the bounds of each log that nobody can fold, because its beginning is deleted and no snapshot
-        replaces it (N10).
-        """
+        """Returns the bounds of each log that nobody can fold: its beginning is deleted and nothing replaces it
+        (N10)."""
         found: dict[int, Bounds] = {}
         root: Genesis | None = None
         for number in range(self._reader.count):
@@ -268,9 +251,7 @@ class Logs:
         return found
 
     def surviving_root(self) -> Genesis | None:
-        """Returns the root, read from any copy that is left: a Genesis or a snapshot, in any log. Returns None if no
-        copy is left.
-        """
+        """Returns the root from any Genesis or snapshot that is left, in any log; None without one."""
         try:
             return self.root()
         except HistoryTruncated:
@@ -298,10 +279,8 @@ class Logs:
         )
 
     def restart(self, number: int, root: Genesis) -> Begun:
-        """Begins a new history at the log's end, by writing a snapshot of an empty state (N13).
-
-        Consumers that use this log stop with HistoryRestarted.
-        """
+        """Begins a new history by a snapshot of an empty state (N13). The log's consumers stop with
+        HistoryRestarted."""
         bounds = self._bounds(number)
         deadline = time.monotonic() + self._reader.timeout_s
         # At a checkpoint that is not deleted: up to 15 copies of the Genesis, which every reader ignores (L5).

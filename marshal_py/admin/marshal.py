@@ -183,10 +183,8 @@ class Marshal(marshal.Marshal):
         changes.delete(self._changeable(name, "delete_topic"), name)
 
     def _changeable(self, name: str, verb: str) -> ClusterAdmin:
-        """Returns the admin client, if the user may change the topic `name`.
-
-        Raises InvalidName for the library's own topics and Kafka's. `verb`: the calling method's name, for errors.
-        """
+        """Returns the admin client if users may change the topic; InvalidName for the library's and Kafka's own.
+        `verb`: for errors."""
         self._context.check_call("Marshal", verb, waits=True)
         check_topics([name])
         changes.check_name(name, self.coordination_topic)

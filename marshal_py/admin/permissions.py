@@ -37,11 +37,7 @@ def rights_of(role: str, coordination_topic: str, groups: Iterable[str], topics:
 
 
 def missing(needed: Sequence[Right], allowed: Callable[[str, str], frozenset[str]]) -> list[Right]:
-    """Returns the rights of `needed` that are not complete, each with only the operations that the cluster does not
-    allow.
-
-    `allowed(kind, name)` returns the operations that the cluster allows on that topic or group.
-    """
+    """Returns the rights of `needed` with the operations that `allowed(kind, name)` lacks on that topic or group."""
     lacking = [
         Right(one.kind, one.name, tuple(o for o in one.operations if o not in allowed(one.kind, one.name)))
         for one in needed

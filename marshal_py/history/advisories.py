@@ -43,10 +43,7 @@ NAMES_MAX: Final = 10_000  # ended sessions per group whose client ids are kept 
 
 
 class _KnownGroup(Struct):
-    """What was so in a group before the record that is being read.
-
-    `names`: client id by session, including the newest ended ones.
-    """
+    """What was so in a group before the record. `names`: client id by session, with the newest ended ones."""
 
     events: GroupEvents
     names: dict[int, str] = {}
@@ -74,10 +71,7 @@ class Advisories:
             known.owned.update(session for tp, session in known.claims.values() if tp.partition != NONE)
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> list[Advisory]:
-        """Returns the advisories that a folded record causes. `time_ms`: the record's timestamp.
-
-        `group`: the record's group as it is after the record, None if it does not exist.
-        """
+        """Returns the advisories of a folded record. `time_ms`: its timestamp. `group`: after the record, or None."""
         record = verdict.record
         if isinstance(record, Heartbeat) or not verdict.group:
             return []
@@ -94,11 +88,7 @@ class Advisories:
         return [self._advisory(known, verdict, time_ms, *event) for event in events]
 
     def _opaque(self, group: Group | None, verdict: Verdict, time_ms: int) -> list[Advisory]:
-        """Returns an advisory if only a newer library can read the record, because this library can follow the group no
-        further (E5).
-
-        Other records that were not accepted cause no advisory.
-        """
+        """Returns an advisory if only a newer library can read the record (E5); other rejected ones cause none."""
         if group is None or group.opaque_at != verdict.offset:
             return []
         return [Advisory("opaque", verdict.group, log=self._log, log_offset=verdict.offset, time_ms=time_ms)]
@@ -207,11 +197,8 @@ class Advisories:
                 yield "deactivated", session, None, NONE, NONE, NONE, why
 
     def _sessions(self, known: _KnownGroup, group: Group, at: int, record: Record) -> Iterator[_Event]:
-        """Yields an event for each session and each claim that the record ended, and for the session that it began.
-
-        The end of a session comes before the ends of its claims. `known`: the group before the record. `group`: the
-        group after it. `at`: the record's offset.
-        """
+        """Yields an event per session and claim that the record at `at` ended, sessions first, and for the one that it
+        began. `known`, `group`: before and after."""
         ending, why = _ending(at, record)
         for session in sorted(known.sessions - group.sessions.keys()):
             yield ending, session, None, NONE, NONE, NONE, why
@@ -238,10 +225,8 @@ _VERBS: Final = {
 
 
 def _ending(at: int, record: Record | None) -> tuple[AdvisoryKind, str]:
-    """Returns two texts about the sessions that a record ends: the kind of their advisories, and why they end.
-
-    `at`: the record's offset. The kind is "left", "died", "evicted", "replaced" or "ended".
-    """
+    """Returns two texts about the sessions that a record ends: the kind of their advisories, and why they end. `at`:
+    the record's offset. The kind is "left", "died", "evicted", "replaced" or "ended"."""
     match record:
         case Leave():
             return ("died", record.reason[len(DIED) + 2 :]) if died(record) else ("left", record.reason)
@@ -255,12 +240,8 @@ def _ending(at: int, record: Record | None) -> tuple[AdvisoryKind, str]:
 
 
 def to_lines(advisories: Iterable[Advisory]) -> Iterator[tuple[list[Advisory], str]]:
-    """Yields pairs for advisories that came together: a list of advisories, and the one text line that shows them.
-
-    Advisories that differ in the partition alone share a line if their kind is in TOGETHER. Those of parked partitions
-    share it if the name of the reason is the same: the rest of their text names the partition. A line stands where the
-    first of its advisories stands.
-    """
+    """Yields (advisories, their one line). Those of a kind in TOGETHER that differ in the partition alone share a line,
+    parked ones by the reason's name, where the first stands."""
     lines: dict[tuple[str, ...] | int, list[Advisory]] = {}
     for number, one in enumerate(advisories):
         alike = one.kind in TOGETHER and one.partition != NONE
@@ -272,10 +253,7 @@ def to_lines(advisories: Iterable[Advisory]) -> Iterator[tuple[list[Advisory], s
 
 
 def _many(alike: list[Advisory]) -> str:
-    """Returns one line for advisories that differ in the partition alone.
-
-    For example: `claimed 12 partitions of orders: 0-11 (billing-1): why`.
-    """
+    """Returns one line for many: `claimed 12 partitions of orders: 0-11 (billing-1): why`."""
     one = alike[0]
     who = f" ({one.client_id})" if one.client_id else ""
     numbers = ranges_text(advisory.partition for advisory in alike)

@@ -32,10 +32,7 @@ class ConsumptionRate:
         self._samples: dict[tuple[str, TopicPartition], deque[_Sample]] = {}
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:
-        """Notes the positions that a folded record names. `time_ms`: the record's timestamp.
-
-        `group`: the record's group as it is after the record, None if it does not exist.
-        """
+        """Notes the positions of a folded record. `time_ms`: its timestamp. `group`: after the record, or None."""
         if group is None or not verdict.accepted:
             return
         match verdict.record:

@@ -48,11 +48,8 @@ class RawRecord(Protocol):
 
 
 class Cut(NamedTuple):
-    """Names a point of the log: after the record at `offset`, or before the first record later than `time_ms`.
-
-    If neither is given, the point is the end of the log. `time_ms` counts from 1970. Timestamps come from the writers
-    or the broker, so a time is only as exact as their clocks.
-    """
+    """A point of the log: after the record at `offset`, or before the first one later than `time_ms` (since 1970, by
+    the writers' clocks); the end without either."""
 
     offset: int | None = None
     time_ms: int | None = None
@@ -73,12 +70,8 @@ class Line(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """The state of a partition. `owner`: the session that owns it; `client_id`: that session's client.
-
-    `version`: offset of the record that last claimed or released the partition, or set or removed its position.
-    `parked`: why nobody may claim the partition, "" if it may be claimed. NONE (-1) stands for a value that does not
-    exist.
-    """
+    """The state of a partition. `version`: of the record that last changed its owner or position. `parked`: why, or "".
+    NONE (-1) stands for nothing."""
 
     owner: int = NONE
     client_id: str = ""
@@ -91,13 +84,11 @@ class Standing(NamedTuple):
 
 class Explanation(NamedTuple):
     """The answer of `explain`: the partition's state at the cut (`standing`), and the story of how it came about
-    (`lines`).
-
-    `at_offset`, `at_ms`: offset and time of the last record that was read, of any group. `left_out`: how many older
-    lines of the story are not in `lines`. `known`: whether the group had the partition at the cut. `unserved`: why the
-    policy gives the partition to nobody, "" if somebody may claim it, owns it, or it is parked. `causes`: offsets
-    of the records that the present state comes from; those from before the story are told by `with_causes`.
-    """
+    (`lines`). `at_offset`, `at_ms`: offset and time of the last record that was read, of any group. `left_out`: how
+    many older lines of the story are not in `lines`. `known`: whether the group had the partition at the cut.
+    `unserved`: why the policy gives the partition to nobody, "" if somebody may claim it, owns it, or it is parked.
+    `causes`: offsets of the records that the present state comes from; those from before the story are told by
+    `with_causes`."""
 
     group: str
     tp: TopicPartition
@@ -124,11 +115,8 @@ def fold(world: World, records: Iterable[RawRecord], cut: Cut) -> Iterator[tuple
 def explain(
     world: World, records: Iterable[RawRecord], name: str, tp: TopicPartition, cut: Cut, lines_max: int = LINES_MAX
 ) -> Explanation:
-    """Explains the owner and the position of partition `tp` in group `name` at the cut.
-
-    `world`: the group's log folded up to where `records` begin. `lines_max`: how many lines the story may have. Raises
-    CoordinationError if the log cannot be folded.
-    """
+    """Explains owner and position of `tp` at the cut. `world`: folded to where `records` begin. `lines_max`: of the
+    story. Raises CoordinationError."""
     story = _Story(world.groups.get(name), name, tp, lines_max)
     at_offset, at_ms = NONE, NONE
     for record, verdict in fold(world, records, cut):
@@ -165,12 +153,8 @@ def _causes(group: Group | None, now: Standing) -> tuple[int, ...]:
 
 
 def with_causes(found: Explanation, earlier: Iterable[tuple[int, int, Record]], lines_max: int) -> Explanation:
-    """Returns the explanation with lines of records from before its story in front.
-
-    `earlier`: for each of them offset, time in ms since 1970 and record, in order. They are among the `causes`, so the
-    fold has accepted them. `lines_max`: as for `explain`; of the two, the lines of the
-    causes stay.
-    """
+    """Returns the explanation with older lines in front. `earlier`: (offset, ms since 1970, record), accepted `causes`,
+    in order. Within `lines_max` the causes stay."""
     now, lines = found.standing, list[Line]()
     for offset, time_ms, record in earlier:
         verdict = Verdict(offset, Outcome.ACCEPTED, "", found.group, record)
@@ -228,10 +212,8 @@ class _Story:
             self._forget_one()
 
     def _forget_one(self) -> None:
-        """Drops the story's oldest line, but not the newest accepted SetPosition, nor the line just added.
-
-        That SetPosition is kept because it explains where the partition's present position comes from.
-        """
+        """Drops the oldest line, but not the newest accepted SetPosition, which explains the position, nor the last
+        line."""
         moves = [
             line
             for line in self.lines
@@ -245,10 +227,8 @@ class _Story:
         self._heartbeat -= 1
 
     def _concerns(self, verdict: Verdict) -> bool:
-        """Returns whether a record that did not change the partition belongs to its story all the same.
-
-        It does if it tried to change the partition, is a Note about it, or changed its topic or the whole group.
-        """
+        """Returns whether a record that did not change the partition belongs to its story: it tried to, is a Note about
+        it, or changed its topic or group."""
         match verdict.record:
             case ClaimingPartition() as record:
                 return (record.topic, record.partition) == self.tp
@@ -270,10 +250,8 @@ class _Story:
 
 
 def _change(before: Standing, after: Standing, lost: Span | None) -> str:
-    """Returns what a record did to the partition, as the end of a sentence; "" if it did nothing.
-
-    `lost`: what its owner, whose session the record ended, may have lost in at-most-once mode.
-    """
+    """Returns what a record did to the partition, as a sentence's end, or "". `lost`: at most once, by the owner whose
+    session ended."""
     changes = []
     if before.owner != after.owner:
         changes.append("nobody owns it now" if after.owner == NONE else f"{after.client_id} owns it now")
@@ -292,11 +270,8 @@ def _change(before: Standing, after: Standing, lost: Span | None) -> str:
 
 
 class Difference(NamedTuple):
-    """Says what changed in a group between two cuts. Lists and maps hold only what differs.
-
-    `joined`, `ended`: pairs of a session and its client id. `partitions`: the standings at the first and the second
-    cut. `settings`: the values at both.
-    """
+    """What changed in a group between two cuts, and nothing else. `joined`, `ended`: (session, client id).
+    `partitions`, `settings`: at both."""
 
     group: str
     from_offset: int
@@ -317,11 +292,8 @@ class _Snapshot(NamedTuple):
 
 
 def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) -> Difference:
-    """Returns what changed in group `name` between the cuts `a` and `b`.
-
-    `world`: a fresh one, onto which this function folds `records`, the whole log of the group. Raises InvalidOption if
-    `b` is before `a`.
-    """
+    """Returns what changed in a group between the cuts. `world`: a fresh one for the whole log's `records`. Raises
+    InvalidOption if `b` is before `a`."""
     first: _Snapshot | None = None
     counts: dict[str, int] = {}
     notable: list[Line] = []

@@ -14,11 +14,8 @@ from marshal_py.protocol.wire.identity import NONE, TopicPartition
 
 
 class SessionSpan(Struct):
-    """A session, live or ended. An ended one is kept because late records may still name it.
-
-    `until_ms`: the session counts as alive until this time, or longer if it writes another record. `sign_time_ms`: time
-    of its last sign of life. `sign_lived_ms`: what the group's `Presence.lived_ms` was at that time.
-    """
+    """A session; ended ones are kept, as late records may name them. `until_ms`: alive until then unless it writes.
+    `sign_time_ms`: its last sign of life; `sign_lived_ms`: `Presence.lived_ms` then."""
 
     client: str
     member: str
@@ -43,13 +40,8 @@ class Claim(Struct):
 
 
 class FreeSpan(Struct):
-    """A span in which nobody owns a partition. `position`: the partition's position, which only an admin can
-    move during the span.
-
-    `cause`, `client`, `sign_time_ms`: how the claim before the span ended, who held it, and when that session gave its
-    last sign of life. `lived_ms`: what the group's `Presence.lived_ms` was when the span began. `sign_lived_ms`: what
-    it was at that last sign of life. `members`: how many sessions were alive when the span began.
-    """
+    """A span without an owner; only an admin can move `position` in it. `cause`, `client`, `sign_time_ms`: of the claim
+    before. `lived_ms`, `members`: at its beginning; `sign_lived_ms`: at that last sign."""
 
     from_offset: int | None
     from_time_ms: int | None
@@ -76,22 +68,15 @@ class Pause(Struct):
 
 
 class Presence(Struct):
-    """Counts for how long at least one member of a group was alive while the group was not paused.
-
-    A member counts as alive until its session ends, but no longer than two of its heartbeat intervals after its newest
-    record, because that is how long others wait before they evict it. A record with an older timestamp than one before
-    it is treated as if it had the newer timestamp.
-    """
+    """Counts how long a member was alive while the group was not paused: until its session ends, but two intervals
+    after its newest record at most, as others wait before they evict it. Timestamps never go back."""
 
     lived_ms: int = 0
     at_ms: int | None = None  # the latest timestamp so far; `lived_ms` is as of then
     until_ms: int = 0  # some member counts as alive until then unless another record comes
 
     def lived_by(self, time_ms: int, paused: bool) -> int:
-        """Returns what `lived_ms` is at `time_ms` if no record comes until then.
-
-        `paused`: whether the group is paused from `at_ms` on.
-        """
+        """Returns `lived_ms` at `time_ms` without a record until then. `paused`: from `at_ms` on."""
         if self.at_ms is None or paused:
             return self.lived_ms
         return self.lived_ms + max(0, min(time_ms, self.until_ms) - self.at_ms)
@@ -101,10 +86,7 @@ class Presence(Struct):
         self.at_ms = time_ms if self.at_ms is None else max(time_ms, self.at_ms)
 
     def extend(self, lease_ms: int) -> int:
-        """Notes a sign of life at `at_ms`. Returns the time until which the member counts as alive.
-
-        `lease_ms`: for how many ms after the sign it does.
-        """
+        """Notes a sign of life at `at_ms`, good for `lease_ms`. Returns until when the member counts as alive."""
         assert self.at_ms is not None  # its record has advanced the time
         until_ms = self.at_ms + lease_ms
         self.until_ms = max(self.until_ms, until_ms)
@@ -112,11 +94,8 @@ class Presence(Struct):
 
 
 class OpenGroup(Struct):
-    """What has begun and not ended in one group; ended sessions are kept, too.
-
-    `sessions`: by session number. `claims`: by epoch. `spans`: the spans without an owner, by topic, then by partition.
-    `pause`: the running pause, None if none runs.
-    """
+    """What has begun and not ended in a group, and ended sessions. `sessions` by number, `claims` by epoch, `spans` by
+    topic and partition, `pause` or None."""
 
     sessions: dict[int, SessionSpan] = {}
     claims: dict[int, Claim] = {}
@@ -132,10 +111,8 @@ class OpenGroup(Struct):
 
 
 class OpenState(Struct):
-    """Everything that a Timeline knows besides its world.
-
-    `touched`: groups that had records since the last checkpoint. `time_ms`: timestamp of the last record.
-    """
+    """All that a Timeline knows besides its world. `touched`: groups with records since the last checkpoint. `time_ms`:
+    of the last record."""
 
     groups: dict[str, OpenGroup] = {}
     touched: set[str] = set()
@@ -149,21 +126,15 @@ def offset_or_none(value: int) -> int | None:
 def new_span(
     group: Group, topic: str, partition: int, offset: int | None, time_ms: int | None, lived_ms: int | None
 ) -> FreeSpan:
-    """Returns the span without an owner that begins when a partition appears.
-
-    `offset`, `time_ms`: of the record with which the partition appears. `lived_ms`: what the group's
-    `Presence.lived_ms` is then.
-    """
+    """Returns the span of a partition that appears with the record at `offset`. `lived_ms`: `Presence.lived_ms`
+    then."""
     part = group.partitions.get(TopicPartition(topic, partition))
     position = None if part is None else offset_or_none(part.position)
     return FreeSpan(offset, time_ms, "new", None, None, len(group.sessions), group.paused, position, lived_ms)
 
 
 def open_state_of(world: World) -> OpenState:
-    """Returns what has begun and not ended in a world that was not folded from the log's beginning.
-
-    All times in it are None, because they are unknown.
-    """
+    """Returns what is open in a world that was not folded from the log's beginning: since when is unknown (None)."""
     found: dict[str, OpenGroup] = {}
     for name, group in world.groups.items():
         opened = found[name] = OpenGroup(deleted=group.deleted)

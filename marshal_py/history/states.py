@@ -31,11 +31,7 @@ PARTITION_FIELDS: Final = (
 
 
 class Differing(NamedTuple):
-    """Names a field that differs between the state that a client held and the one that the log gives.
-
-    `held`: its value in the client's state; `log`: its value in the log's. Either is None if that state lacks the
-    field.
-    """
+    """A field that differs: `held` in the client's state, `log` in the log's; None where it is missing."""
 
     entry: str  # group, topic orders, session 41, partition orders:0
     field: str
@@ -44,11 +40,8 @@ class Differing(NamedTuple):
 
 
 def plain_state(group: Group | None, entries_max: int) -> dict[str, dict[str, Any]]:
-    """Returns the fields of a group and of each of its topics, sessions and partitions; {} without a group.
-
-    The keys are what `Differing.entry` holds, for example "session 41"; the values are fields by name. At most
-    `entries_max` sessions, the oldest, and as many partitions, the first in order, are included.
-    """
+    """Returns the fields by entry ("session 41") of a group, its topics, sessions and partitions; {} without one. At
+    most `entries_max` sessions, the oldest, and partitions, the first."""
     if group is None:
         return {}
     found: dict[str, dict[str, Any]] = {
@@ -90,10 +83,8 @@ def left_out(group: Group | None, entries_max: int) -> int:
 def differences(
     held: dict[str, dict[str, Any]], log: dict[str, dict[str, Any]], whole: bool = True
 ) -> Iterator[Differing]:
-    """Yields what differs between two results of `plain_state`: the client's (`held`) and the log's (`log`).
-
-    `whole`: whether `held` has every entry. If not, only the entries that it has are compared.
-    """
+    """Yields what differs between two results of `plain_state`. `whole`: `held` has every entry; else only its entries
+    count."""
     entries = held.keys() | log.keys() if whole else held.keys()
     for entry in sorted(entries):
         mine, other = held.get(entry, {}), log.get(entry, {})
@@ -103,12 +94,8 @@ def differences(
 
 
 def compare_with_log(kept: Mapping[str, Any], world: World, records: Iterable[RawRecord]) -> list[Differing] | None:
-    """Returns how the state that a diverged client saved differs from what the log folds to at the same offset.
-
-    `kept`: the client's file (client/driver/divergence_report.py). `world`: the group's log folded up to where
-    `records` begin. Returns None if the log does not reach the offset of the client's state, or is of another
-    incarnation. Raises CoordinationError if the log cannot be folded.
-    """
+    """Returns how the state that a diverged client `kept` in its file differs from the log at the same offset; None if
+    the log does not reach it or is another one. `world`: folded to where `records` begin. Raises CoordinationError."""
     for _ in fold(world, records, Cut(kept["at_offset"])):
         pass
     known = world.genesis.incarnation.hex() if world.genesis is not None else ""

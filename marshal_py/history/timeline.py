@@ -79,11 +79,8 @@ STILL_OPEN: Final = Moment(None, None)  # the end of what has not ended
 
 
 def part_of(group: Group, claim: Claim) -> Partition:
-    """Returns the state of what was claimed, after the record that ended the claim.
-
-    If that record deleted the group, nothing is left of it. Only a topic as a whole or the pin can be claimed then
-    (F9.5), and neither ever has a position.
-    """
+    """Returns the state of what was claimed, after the claim ended; nothing if that deleted the group, which ends only
+    claims without a position (F9.5)."""
     tp = TopicPartition(claim.topic, claim.partition)
     return group.partitions.get(tp) or Partition(tp, 0)
 
@@ -92,11 +89,8 @@ class Timeline:
     """Folds a log onto `world` and collects rows. `take` returns the rows that were made since its last call."""
 
     def __init__(self, world: World, wanted: Collection[str] = tuple(TABLES)) -> None:
-        """Starts after the part of the log that `world` holds; a fresh world holds none. `wanted`: names of tables.
-
-        When that began which is open in `world` (sessions, claims, spans, pauses) is unknown. Raises InvalidOption if
-        a wanted table does not exist.
-        """
+        """Starts after what `world` holds; since when its open things last is unknown. `wanted`: tables; InvalidOption
+        for an unknown one."""
         for name in wanted:
             if name not in TABLES:
                 raise InvalidOption("tables", name, f"one of {', '.join(TABLES)}")
@@ -123,10 +117,8 @@ class Timeline:
         }
 
     def read(self, offset: int, time_ms: int, value: bytes | None) -> Verdict:
-        """Folds one record, makes its rows, and returns the verdict on it.
-
-        If the fold raises a CoordinationError, nothing has changed.
-        """
+        """Folds a record, makes its rows, returns the verdict. If the fold raises a CoordinationError, nothing has
+        changed."""
         verdict = rationalizer.apply(self.world, offset, value)
         self.open.time_ms = time_ms
         name, record = verdict.group, verdict.record
@@ -155,10 +147,7 @@ class Timeline:
         return verdict
 
     def finish(self) -> dict[str, list[Row]]:
-        """Returns what `take` returns, plus a row for everything that has begun and not ended.
-
-        Such a row has None as its end. The Timeline may read on afterwards.
-        """
+        """Returns what `take` does and a row, with None as its end, for everything open. The Timeline may read on."""
         log, end = self.world.log, self.world.next_offset
         for name, group in sorted(self.world.groups.items()):
             opened = self.open.groups.get(name) or OpenGroup()
@@ -192,21 +181,15 @@ class Timeline:
         return sum(map(len, self._rows.values()))
 
     def _sign_of_life(self, group: Group, opened: OpenGroup, offset: int, record: Record) -> None:
-        """Notes that the session which wrote the record is alive.
-
-        An Evict is no sign of life of the session that it names, because another process wrote it.
-        """
+        """Notes that a record's session is alive: its writer's, so not the one that an Evict names."""
         session = offset if isinstance(record, Join) else getattr(record, "session", NONE)
         if session in group.sessions and not isinstance(record, Evict):
             lease_ms = EVICT_INTERVALS * group.sessions[session].join.interval_ms
             opened.sessions[session].until_ms = opened.presence.extend(lease_ms)
 
     def _race(self, opened: OpenGroup, offset: int, time_ms: int, record: ClaimingPartition, verdict: Verdict) -> None:
-        """Makes a row for a rejected claim if it lost to another session's claim.
-
-        There is no row for a claim that lost to a claim of the same session, because the later one is a copy (F4.2).
-        There is none either for a claim that lost to a move of positions, because nobody won.
-        """
+        """Makes a row if a claim lost to another session's; not for a copy of its own (F4.2), or a move, which nobody
+        won."""
         epoch, winner, winner_time_ms = opened.winners.get(record.topic, {}).get(record.partition, (NONE, NONE, None))
         if epoch != NONE and winner != record.session and record.observed < epoch:
             self._emit(
@@ -254,11 +237,7 @@ class Timeline:
         self._end(group, opened, record.session, Moment(offset, time_ms), "evict", record.by)
 
     def _end(self, group: Group, opened: OpenGroup, session: int, end: Moment, ended: str, by: str = "") -> None:
-        """Closes a session, and also its claims, because they end with it (F3.3). `by`: who evicted it, "" if nobody
-        did.
-
-        `ended`: how it ended, in the words of tables.SessionRow.
-        """
+        """Closes a session and its claims (F3.3). `by`: who evicted it, or "". `ended`: as in tables.SessionRow."""
         span = opened.sessions[session]
         for epoch in [epoch for epoch, claim in opened.claims.items() if claim.session == session]:
             self._free(group, opened, epoch, end, ended)
@@ -269,10 +248,7 @@ class Timeline:
             del opened.sessions[next(known for known, kept in opened.sessions.items() if not kept.alive)]
 
     def _free(self, group: Group, opened: OpenGroup, epoch: int, end: Moment, ended: str) -> None:
-        """Closes the claim `epoch`, and opens the span without an owner that begins when the claim ends.
-
-        `ended`: how the claim ended, in the words of tables.IntervalRow.
-        """
+        """Closes the claim and opens a span without an owner. `ended`: as in tables.IntervalRow."""
         claim = opened.claims.pop(epoch)
         self._emit_interval(group, epoch, claim, end, ended)
         owner, part = opened.sessions[claim.session], part_of(group, claim)
@@ -386,9 +362,7 @@ class Timeline:
             self._end_pause(group, opened, Moment(offset, time_ms), "set_position")
 
     def _topology(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: Topology) -> None:
-        """Opens a span without an owner for each partition that appears. Closes the spans of partitions that a smaller
-        count cuts off (F9.2).
-        """
+        """Opens a span per partition that appears, and closes those of what is cut off (F9.2)."""
         spans, lived_ms = opened.spans.setdefault(record.topic, {}), opened.presence.lived_ms
         for partition in [p for p in spans if p >= record.partitions]:
             span, end = spans.pop(partition), Moment(offset, time_ms)
@@ -446,10 +420,7 @@ class Timeline:
             rows.append(row)
 
     def _emit_checkpoint(self) -> None:
-        """Makes a digest row for each group that had records since the last checkpoint.
-
-        Call it when the world has reached a checkpoint, that is the end of a block of offsets (G1).
-        """
+        """At a checkpoint (G1): makes a digest row per group with records since the last one."""
         if "digests" in self._wanted:
             at, chain = self.world.next_offset, f"{self.world.chain:016x}"
             for name in sorted(self.open.touched):
@@ -555,11 +526,9 @@ class Timeline:
         next_session: int | None = None,
         next_client: str | None = None,
     ) -> None:
-        """Makes a GapRow for `span`, in which nobody owned the partition. `end`: where the span ended.
-
-        `lived_ms`: what the group's `Presence.lived_ms` (open_state.py) was at that point. `next_session`,
-        `next_client`: the session that claimed the partition then, and its client id; None if no claim ended the span.
-        """
+        """Makes a GapRow for `span`, in which nobody owned the partition. `end`: where the span ended. `lived_ms`: what
+        the group's `Presence.lived_ms` (open_state.py) was at that point. `next_session`, `next_client`: the session
+        that claimed the partition then, and its client id; None if no claim ended the span."""
         self._emit(
             GapRow(
                 log=self.world.log,

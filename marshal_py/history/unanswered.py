@@ -42,10 +42,8 @@ class Unanswered:
                 self._since[key] = epoch, partition.position, time_ms
 
     def since(self, group: Group) -> dict[TopicPartition, int]:
-        """Returns since when no message of a partition was finished, in ms since 1970, where handlers have some.
-
-        If it was so before the first record that was read, that record's time stands for it.
-        """
+        """Returns since when no message of a partition was finished, in ms since 1970, where handlers have some. If it
+        was so before the first record that was read, that record's time stands for it."""
         found = {}
         for partition in group.claims.values():
             if partition.tp.partition >= 0 and partition.in_flight:
@@ -56,9 +54,7 @@ class Unanswered:
 
     def blocked(self, group: Group) -> dict[TopicPartition, int]:
         """Returns since when the owner of a partition has finished nothing in any of its partitions, in ms since 1970.
-
-        A claim counts as finishing something: before it, there was nothing to finish.
-        """
+        A claim counts as finishing something: before it, there was nothing to finish."""
         last: dict[int, int] = {}
         for epoch, partition in group.claims.items():
             kept = self._finished.get((group.name, partition.tp))

@@ -26,11 +26,9 @@ def command(*arguments: str) -> list[str]:
 
 
 def start_witness() -> socket.socket:
-    """Starts a witness for this process alone, and returns the connection to it.
-
-    It runs in a session of its own, so ctrl-C in a terminal does not reach it, and it is no child of this process.
-    Raises OSError or subprocess.SubprocessError.
-    """
+    """Starts a witness for this process alone, and returns the connection to it. It runs in a session of its own, so
+    ctrl-C in a terminal does not reach it, and it is no child of this process. Raises OSError or
+    subprocess.SubprocessError."""
     if not sys.executable:
         raise OSError("this process does not know its Python interpreter (sys.executable is empty)")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

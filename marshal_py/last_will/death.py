@@ -77,10 +77,8 @@ def unsupported() -> str:
 
 
 def own_pidfd() -> tuple[int, ...]:
-    """Returns a pidfd of this process, as a tuple of one; an empty one where kqueue takes its place.
-
-    Raises OSError where the kernel has none, or a sandbox refuses it.
-    """
+    """Returns a pidfd of this process, as a tuple of one; an empty one where kqueue takes its place. Raises OSError
+    where the kernel has none, or a sandbox refuses it."""
     if hasattr(os, "pidfd_open"):
         return (os.pidfd_open(os.getpid()),)
     return ()

@@ -37,10 +37,8 @@ class KeptFile:
         self._kept: LastWill | None = None
 
     def keep(self, will: LastWill | None) -> bool:
-        """Keeps `will` in place of the one before; None if there is nothing to do after a death.
-
-        Returns False if it was kept already, and nothing was written.
-        """
+        """Keeps `will` in place of the one before; None if there is nothing to do after a death. Returns False if it
+        was kept already, and nothing was written."""
         if will == self._kept and self._sequence:
             return False
         shortened, body = will, _ENCODER.encode(will)

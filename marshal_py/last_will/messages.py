@@ -28,11 +28,9 @@ class Hello(Struct, tag="hello"):
 
 
 class Register(Struct, tag="register"):
-    """Has the witness end a session if the process dies. With it comes the kept file.
-
-    `number` names the consumer on this connection. `settings`: librdkafka's, for the producer. `log`: the number of the
-    partition of the coordination topic.
-    """
+    """Has the witness end a session if the process dies. With it comes the kept file. `number` names the consumer on
+    this connection. `settings`: librdkafka's, for the producer. `log`: the number of the partition of the coordination
+    topic."""
 
     number: int
     group: str

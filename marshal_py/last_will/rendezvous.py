@@ -42,10 +42,8 @@ def descriptor() -> int | None:
 
 
 def connect() -> socket.socket:
-    """Returns a new connection to the `marshal run` around this process. Waits for nothing.
-
-    Raises Unusable if its socket was not inherited, or if it has ended; OSError if it cannot take one more now.
-    """
+    """Returns a new connection to the `marshal run` around this process. Waits for nothing. Raises Unusable if its
+    socket was not inherited, or if it has ended; OSError if it cannot take one more now."""
     fd = descriptor()
     if fd is None:
         number = os.environ.get(VARIABLE, "").partition(":")[0]

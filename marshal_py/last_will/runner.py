@@ -55,10 +55,8 @@ def serve_parent() -> int:
 
 
 def run(command: list[str], held: frozenset[int]) -> int:
-    """Runs a command and is the witness of every consumer in it. Returns the exit status for this process.
-
-    `held`: the signals that were blocked while this process started (`starting.hold`).
-    """
+    """Runs a command and is the witness of every consumer in it. Returns the exit status for this process. `held`: the
+    signals that were blocked while this process started (`starting.hold`)."""
     for number in sorted(held.intersection(signal.sigpending())):
         if signal.getsignal(number) is not signal.SIG_IGN:
             _die_of(number)
@@ -68,9 +66,7 @@ def run(command: list[str], held: frozenset[int]) -> int:
 
 class SignalProbe:
     """A process in the group of this one that does nothing but take signals: it gets those that go to the group.
-
-    Signals that this process blocks are blocked there, and wait until they are asked for.
-    """
+    Signals that this process blocks are blocked there, and wait until they are asked for."""
 
     def __init__(self) -> None:
         self._source, theirs = socket.socketpair()
@@ -149,10 +145,8 @@ class Runner:
         return code if code >= 0 else SIGNALLED - code
 
     def _settle(self) -> None:
-        """Publishes the wills of what has ended. Who still lives below the command loses its witness.
-
-        What this process has not read yet counts: it may have been stopped while the command lived.
-        """
+        """Publishes the wills of what has ended. Who still lives below the command loses its witness. What this process
+        has not read yet counts: it may have been stopped while the command lived."""
         self._accept()
         for connection in list(self._witness.connections):
             connection.settle()
@@ -188,8 +182,7 @@ class Runner:
 
     def _listen(self, handled: frozenset[signal.Signals]) -> None:
         """Takes signals until the command has ended. Each goes to the loop as two bytes: its number, and whether the
-        command got it without this process, or a later one that undoes it.
-        """
+        command got it without this process, or a later one that undoes it."""
         while True:
             number = signal.sigwait(handled)
             same = time.monotonic() < self._again.get(number, 0)
@@ -220,9 +213,7 @@ class Runner:
 
     def _stop(self, number: int) -> None:
         """Stops as the command did, if its terminal stopped it, until SIGCONT: the shell waits for this process.
-
-        Somebody who stops the command alone (SIGSTOP) continues it alone, too: the witness stays awake.
-        """
+        Somebody who stops the command alone (SIGSTOP) continues it alone, too: the witness stays awake."""
         if number in STOPS:
             signal.raise_signal(number)  # pending: SIGCONT takes it back together with the terminal's own
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
@@ -279,10 +270,8 @@ def in_words(status: int) -> str:
 
 
 def _undone(number: int) -> bool:
-    """Tells whether a later signal, which still waits here, undoes this one: SIGCONT a stop, and a stop SIGCONT.
-
-    The later one has taken this one back in the probe. Passed on now, this one would undo the later one in the command.
-    """
+    """Tells whether a later signal, which still waits here, undoes this one: SIGCONT a stop, and a stop SIGCONT. The
+    later one has taken this one back in the probe. Passed on now, this one would undo the later one in the command."""
     later = STOPS if number == signal.SIGCONT else {signal.SIGCONT} if number in STOPS else frozenset()
     return not later.isdisjoint(signal.sigpending())
 

@@ -137,10 +137,8 @@ class Witness:
     how: Callable[[int], str]
 
     def __init__(self, name: str, make_producer: Callable[[dict[str, Any]], Any], how: Callable[[int], str]) -> None:
-        """Makes a witness without connections.
-
-        `name`: for people. `how(pid)` returns how a process ended, in words; "" if that is not known.
-        """
+        """Makes a witness without connections. `name`: for people. `how(pid)` returns how a process ended, in words; ""
+        if that is not known."""
         self.name, self.how = name, how
         self.selector: selectors.DefaultSelector = selectors.DefaultSelector()
         self.connections: set[Connection] = set()
@@ -154,10 +152,8 @@ class Witness:
         return bool(self.connections) or self.unacknowledged > 0
 
     def connect(self, source: socket.socket) -> None:
-        """Takes the other end of a consumer process's socket, and what has come through it.
-
-        A process that has said hello can be named when it ends, before anybody collects its status.
-        """
+        """Takes the other end of a consumer process's socket, and what has come through it. A process that has said
+        hello can be named when it ends, before anybody collects its status."""
         if len(self.connections) >= CONNECTIONS_MAX:
             source.close()
             return
@@ -184,10 +180,8 @@ class Witness:
             producer.poll(0)
 
     def producer(self, settings: dict[str, Any], topic: str) -> Any:
-        """Returns a producer with these settings, one for all sessions that have the same. It connects at once.
-
-        Raises InvalidOption if librdkafka refuses the settings.
-        """
+        """Returns a producer with these settings, one for all sessions that have the same. It connects at once. Raises
+        InvalidOption if librdkafka refuses the settings."""
         key = repr(sorted(settings.items()))
         if key not in self._producers:
             self._producers[key] = made = self._make_producer(settings)

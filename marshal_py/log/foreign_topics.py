@@ -19,10 +19,8 @@ SAMPLE_SILENCE_S: Final = 5.0  # between two of them: offsets at the end may hol
 
 
 def check(admin: ClusterAdmin, log: CoordinationLog, topic: str) -> None:
-    """Raises ForeignTopic if `topic` has records, and none of the first ones is this library's.
-
-    `log`: reads `topic`. Log 0 begins first, and is asked unless its records are gone.
-    """
+    """Raises ForeignTopic if none of the first records of `topic` is ours. `log`: reads it; log 0 unless its records
+    are gone."""
     tps = [TopicPartition(topic, number) for number in range(admin.partition_count(topic) or 0)]
     found = {tp: bounds for tp, bounds in admin.bounds(tps).items() if bounds.first < bounds.end} if tps else {}
     if found and not _begins_with_ours(log, (first := min(found)).partition, found[first]):
@@ -30,10 +28,7 @@ def check(admin: ClusterAdmin, log: CoordinationLog, topic: str) -> None:
 
 
 def check_long(admin: ClusterAdmin, log: CoordinationLog, topic: str, bounds: Bounds) -> None:
-    """Does what `check` does, before a log is searched for snapshots. A short log is folded to its end just as fast.
-
-    `bounds`: of log 0.
-    """
+    """As `check`, before a log is searched for snapshots; a short one is folded just as fast. `bounds`: of log 0."""
     if not replay.is_short(bounds):
         check(admin, log, topic)
 

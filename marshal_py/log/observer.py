@@ -51,12 +51,8 @@ class Observer:
     """
 
     def __init__(self, transport: Transport, topic: str, timeout_s: float = READ_TIMEOUT_S) -> None:
-        """Connects, and finds the root.
-
-        `topic`: the coordination topic. `timeout_s`: for how long a read waits for the next record. The attribute
-        `root` is None if the topic has no Genesis yet, because no consumer has ever run; `root_value` has the root's
-        bytes.
-        """
+        """Connects and finds the `root`, None if nobody has begun; `root_value`: its bytes. `timeout_s`: how long a
+        read waits for the next record."""
         self.topic = topic
         self.worlds: dict[int, World] = {}
         self.extended_ms: dict[tuple[int, int], int] = {}
@@ -90,10 +86,7 @@ class Observer:
     # --- reading
 
     def logs_of(self, group: str | None) -> list[int]:
-        """Returns the number of the group's log, or the numbers of all logs if `group` is None.
-
-        Empty if there is no root.
-        """
+        """Returns the group's log, or all (None); nothing without a root."""
         if self.root is None:
             return []
         return list(range(self.root.partitions)) if group is None else [route(group, self.root.partitions)]
@@ -101,14 +94,10 @@ class Observer:
     def read(
         self, group: str | None = None, back: bool = False, since_ms: int | None = None, records_max: int | None = None
     ) -> Iterator[Judged]:
-        """Yields the records of the group's log, or of all logs if `group` is None, up to the logs' current ends.
-
-        The records of each log come in order. A log is read from its newest confirmed snapshot on (N9), or with
-        `since_ms` (in ms since 1970) from the newest one that leaves out no record from that time on, or none of the
-        last `records_max` ones if these are fewer; a short log from its beginning. With `back` every record is read
-        that can be. A second call continues where the first one ended, so iterate each call to its end. Raises
-        HistoryTruncated if the log's beginning was deleted and no snapshot replaces it (N10).
-        """
+        """Yields the records of the group's log, or of all, to their ends now, each log in order, from the newest
+        confirmed snapshot (N9). `since_ms` (since 1970) or, if fewer, `records_max`: from one that leaves none of these
+        out. `back`: every record there is. A second call continues: iterate to the end. Raises HistoryTruncated
+        (N10)."""
         found = self._ends_of(group)
         fresh = [log for log in found if log not in self.worlds]
         first = {} if since_ms is None else self.first_since(fresh, since_ms)
@@ -125,10 +114,8 @@ class Observer:
         return self.bounds(self.logs_of(group))
 
     def first_since(self, logs: Iterable[int], time_ms: int) -> dict[int, int]:
-        """Returns the offset of each log's first record at or after a time (ms since 1970); its end if there is none.
-
-        A broker that cannot look up offsets by time, as the embedded one, gives 0.
-        """
+        """Returns each log's first offset at or after a time (ms since 1970), or its end; 0 where the broker cannot
+        tell."""
         if "time_lookup" not in self._reader.admin.capabilities:
             return dict.fromkeys(logs, 0)
         bounds = self.bounds(logs)
@@ -137,13 +124,9 @@ class Observer:
         return {tp.partition: found.get(tp, bounds[tp.partition].end) for tp in tps}
 
     def stretches(self, log: int) -> Iterator[tuple[World, Iterator[Judged]]]:
-        """Yields a log in stretches, the newest first, for a caller that wants the newest of what the log tells.
-
-        A stretch begins at a snapshot, or at the log's beginning, and ends where the one before began. It is the world
-        at its beginning, and its records. Iterating over them moves the world on. So iterate each to its end, and ask
-        for the next stretch only if more is wanted. Afterwards `follow` and `read` continue at the log's end. Raises
-        HistoryTruncated as `read` does.
-        """
+        """Yields a log in stretches, newest first: the world at its beginning, and its records, which move that world.
+        Each begins at a snapshot or the log's beginning. Iterate each to its end; afterwards `follow` and `read`
+        continue at the log's end. Raises HistoryTruncated."""
         self.as_of_ms = SystemClock().now().wall_ms
         (bounds,) = self.bounds([log]).values()
         end = bounds.end
@@ -165,13 +148,9 @@ class Observer:
         count: int | None,
         since_ms: int | None = None,
     ) -> list[T]:
-        """Returns what the log of a group, or all logs, tell, log by log in order; the last `count` of each log.
-
-        `tell(world, records)` is called with each of the `stretches`, and with no older one than it takes to have
-        `count` (None: all) and what was written from `since_ms` on (in ms since 1970; None: no matter). What is older
-        is among the result too if it is in the same stretch. With a `count` and without `since_ms` it ends after
-        LOOK_BACK_RECORDS, because what is rare may not be there at all (`stopped`).
-        """
+        """Returns what `tell(world, records)` makes of the newest stretches, log by log: the last `count` (None: all)
+        and what was written from `since_ms` on. With a `count` alone it ends after LOOK_BACK_RECORDS (`stopped`): what
+        is rare may not be there at all."""
         logs = self.logs_of(group)
         least = {} if since_ms is None else self.first_since(logs, since_ms)
         found: list[T] = []
@@ -211,18 +190,13 @@ class Observer:
         yield from self._records(found)
 
     def oldest(self, log: int) -> World:
-        """Returns the world with which a fold of the log can begin earliest: empty, or that of the oldest snapshot.
-
-        Raises HistoryTruncated if the log's beginning was deleted and no snapshot replaces it.
-        """
+        """Returns the world of the earliest possible fold: empty, or of the oldest snapshot. Raises
+        HistoryTruncated."""
         (bounds,) = self.bounds([log]).values()
         return replay.oldest_world(self._reader.log, log, self._reader.root_of(log), bounds)
 
     def history(self, log: int, at: int | None = None) -> tuple[World, Iterator[LogRecord]]:
-        """Returns the world of the newest snapshot at or below offset `at`, and the records after it.
-
-        Without such a snapshot, or without `at`, the world with which a fold of the log can begin earliest (`oldest`).
-        """
+        """Returns the newest snapshot's world at or below offset `at` and the records after it; else `oldest`."""
         (bounds,) = self.bounds([log]).values()
         world = None
         if at is not None:
@@ -264,10 +238,8 @@ class Observer:
             pass
 
     def follow(self, group: str | None = None) -> Iterator[Judged | None]:
-        """Yields the records that `read` yields, then every new one as it comes, without end.
-
-        After each poll for new records it yields None, so that the caller can stop.
-        """
+        """Yields what `read` yields, then every new record, without end; None after each poll, so that the caller can
+        stop."""
         yield from self.read(group)
         logs = self.logs_of(group)
         for log in logs:
@@ -292,12 +264,8 @@ class Observer:
         return world
 
     def advisories(self, group: str | None = None, follow: bool = False) -> Iterator[Advisory | None]:
-        """Yields the advisories of a group, or of all groups, in order per log.
-
-        It begins as far back as the logs can be read, or at their ends after `stretches`. A second call continues after
-        the first. With the flag `follow` it never ends, and yields None as the method `follow` does. Records that a
-        log's oldest confirmed snapshot replaces, because the log's beginning was deleted, give no advisories (N9).
-        """
+        """Yields the advisories of a group, or of all, per log in order, as far back as can be read, or from the ends
+        after `stretches`. With `follow` without end, with None as the method. Deleted records give none (N9)."""
         for log, bounds in self._ends_of(group).items():
             if log not in self.worlds:
                 self._begin(log, bounds, back=True)
@@ -340,11 +308,7 @@ class Observer:
         return sorted(found, key=lambda pair: pair[1].name)
 
     def signs_of(self, log: int) -> dict[int, int]:
-        """Returns when each live session of a log was last extended, in ms since 1970.
-
-        Records from before the snapshot at which the reader began are read again. A session is missing if that record
-        was deleted.
-        """
+        """Returns when each live session was last extended, ms since 1970. Missing if that record was deleted."""
         groups = self.worlds[log].groups.values() if log in self.worlds else ()
         sessions = [session for group in groups for session in group.sessions.values()]
         unseen = {session.extended: session.id for session in sessions if (log, session.id) not in self.extended_ms}
@@ -354,10 +318,7 @@ class Observer:
         return {session: at_ms for (of, session), at_ms in self.extended_ms.items() if of == log}
 
     def ends(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Returns the end offsets of these data partitions. Leaves out partitions that Kafka does not have.
-
-        Afterwards `topics` holds what Kafka says about their topics.
-        """
+        """Returns the data partitions' ends, as far as Kafka has them; then `topics` has their topics."""
         by_topic: dict[str, list[TopicPartition]] = {}  # so that each topic is described once
         for tp in tps:
             by_topic.setdefault(tp.topic, []).append(tp)
@@ -372,10 +333,7 @@ class Observer:
     def ends_before(
         self, tps: Iterable[TopicPartition], time_ms: int, ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Returns the end offsets that these data partitions had at a time (ms since 1970), by their timestamps.
-
-        `ends`: their ends now, which a broker gives too that cannot look up offsets by time.
-        """
+        """Returns the ends at a time (ms since 1970). `ends`: those now, for brokers that cannot look up by time."""
         wanted = list(tps)
         admin = self._reader.admin
         found = admin.offsets_at(wanted, time_ms) if "time_lookup" in admin.capabilities else {}

@@ -37,11 +37,8 @@ class LogReader:
     def __init__(
         self, transport: Transport, topic: str, who: str, timeout_s: float = READ_TIMEOUT_S, *, writes: bool = False
     ) -> None:
-        """Connects.
-
-        `who`: what reads, for the client id. `timeout_s`: for how long a read waits for the next record. `writes`: it
-        will write for certain, so the producer connects at once.
-        """
+        """Connects. `who`: for the client id. `timeout_s`: for the next record. `writes`: the producer connects at
+        once."""
         self.topic, self.timeout_s = topic, timeout_s
         self.root: Genesis | None = None
         self.root_value: bytes | None = None
@@ -71,11 +68,8 @@ class LogReader:
         return {tp.partition: bounds for tp, bounds in found.items()}
 
     def find_root(self) -> Genesis | None:
-        """Returns the root, which log 0 holds (L3); None if nobody has begun log 0 yet.
-
-        Raises ForeignTopic if the topic holds somebody else's messages, TopicRecreated if it has fewer partitions than
-        the root says, HistoryTruncated, CoordinationError, ClusterUnreachable.
-        """
+        """Returns the root of log 0 (L3), None if nobody has begun. Raises ForeignTopic, TopicRecreated for fewer
+        partitions than it says, HistoryTruncated, ClusterUnreachable."""
         if self.root is None:
             bounds = self.bounds([0])[0]
             foreign_topics.check_long(self.admin, self.log, self.topic, bounds)
@@ -101,10 +95,7 @@ class LogReader:
         return world.genesis
 
     def open_world(self, log: int, at: int | None = None) -> World:
-        """Returns the world from which this log is to be read on, from `world.next_offset` (N9). See replay.open_world.
-
-        Call `find_root` before.
-        """
+        """Returns the world to read this log on from (N9, replay.open_world). Call `find_root` before."""
         (bounds,) = self.bounds([log]).values()
         return replay.open_world(self.log, log, self.root_of(log), bounds, at)
 
@@ -115,19 +106,14 @@ class LogReader:
     # --- reading
 
     def follow(self, log: int, at: int) -> None:
-        """Has `poll` return this log's records from offset `at` on.
-
-        Records that a poll has returned already come again if `at` is before them.
-        """
+        """Has `poll` return this log's records from `at` on, also those that came already."""
         if self._passed.get(log) != at:
             self._passed[log] = at
             self.log.follow(log, at)
 
     def poll(self, wait_s: float = POLL_S) -> list[LogRecord]:
-        """Returns new records of the logs that are followed; [] after `wait_s` seconds.
-
-        Raises AccessDenied as soon as the cluster refuses, since waiting would not help.
-        """
+        """Returns new records of the followed logs; [] after `wait_s`. Raises AccessDenied as soon as the cluster
+        refuses."""
         records = self.log.poll(wait_s)
         for record in records:
             self._passed[record.log] = record.offset + 1
@@ -136,13 +122,8 @@ class LogReader:
         return records
 
     def records(self, ends: Mapping[int, int], at: Mapping[int, int]) -> Iterator[LogRecord]:
-        """Yields the records of the logs in `ends` from the offsets `at` on, until each log has come to its end.
-
-        `ends`: by log, the offset to stop at; a few records beyond may come, because a poll has returned them. Records
-        of other logs that are followed are skipped: they come again once their logs are read. The caller may stop
-        between any two records, and continue at the next offset. Raises ClusterUnreachable if nothing comes for
-        `timeout_s`.
-        """
+        """Yields the logs' records from the offsets `at` to those of `ends` (a few more may come). Others of followed
+        logs come again later. The caller may stop anywhere. Raises ClusterUnreachable after `timeout_s` without any."""
         left = {log for log, end in ends.items() if at.get(log, 0) < end}
         for log in left:
             self.follow(log, at.get(log, 0))

@@ -41,11 +41,8 @@ def find(
     wanted: int,
     look_back: int | None = None,
 ) -> SnapshotStore:
-    """Reads a log backwards from its end until `wanted` confirmed snapshots are found; returns what it found.
-
-    `look_back`: how many records it reads at most; None for all. Each window is read once, because a SnapshotStore
-    joins chunks in any order.
-    """
+    """Reads a log backwards, `look_back` records at most (None: all), until `wanted` confirmed snapshots are found.
+    Each window is read once: a SnapshotStore joins chunks in any order."""
     store = SnapshotStore(incarnation)
     for _ in _search(log, number, bounds, store, look_back):
         if len(store.confirmed(bounds.first)) >= wanted:
@@ -73,10 +70,7 @@ def _search(
 def _confirmed(
     log: CoordinationLog, number: int, bounds: Bounds, incarnation: bytes | None, look_back: int | None = None
 ) -> Iterator[Stored]:
-    """Yields the confirmed snapshots from which the log can be read on, the newest first.
-
-    It reads no further back than its caller asks for snapshots, and forgets those that it has yielded.
-    """
+    """Yields confirmed snapshots, newest first; reads no further back than asked, and forgets what it has yielded."""
     store, told = SnapshotStore(incarnation), set[Key]()
     for _ in _search(log, number, bounds, store, look_back):
         for stored in store.confirmed(bounds.first):
@@ -98,10 +92,7 @@ def genesis_of(log: CoordinationLog, world: World, end: int) -> Genesis | None:
 
 
 def incarnation_of(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> bytes | None:
-    """Returns the incarnation of a log: the one that `root` names, or for log 0 the one that its first Genesis names.
-
-    Returns None if log 0 holds no Genesis, or if its beginning is deleted.
-    """
+    """Returns the incarnation that `root`, or log 0's first Genesis, names; None without one."""
     found = root
     if root is None and not bounds.first:
         found = genesis_of(log, World(number), bounds.end)
@@ -114,12 +105,8 @@ def is_short(bounds: Bounds) -> bool:
 
 
 def open_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, at: int | None = None) -> World:
-    """Returns the world from which a reader continues; it must read from `world.next_offset` on.
-
-    `at`: the first record that the reader must see, so that it begins at or below this offset; None if the state at the
-    log's end is all that it needs. Raises HistoryTruncated if the log's beginning is deleted and no confirmed snapshot
-    replaces it; TopicRecreated, ClusterUnreachable.
-    """
+    """Returns the world to continue from, at `world.next_offset`. `at`: the first record that must be seen; None: only
+    the state counts. Raises HistoryTruncated, TopicRecreated, ClusterUnreachable."""
     for left in reversed(range(ATTEMPTS)):
         if is_short(bounds):
             return World(number, root)
@@ -140,12 +127,8 @@ def open_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: 
 def bases(
     log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, at: int, look_back: int | None = None
 ) -> Iterator[World]:
-    """Yields the worlds at or below the checkpoint `at` from which the log can be read on, the newest first.
-
-    These are the worlds of the confirmed snapshots that can be loaded and, if the log's beginning is not deleted, the
-    empty world. It reads no further back than its caller asks for worlds. `look_back`: how many records it reads at
-    most to find snapshots; None for all.
-    """
+    """Yields the worlds at or below checkpoint `at` to read on from, newest first: of loadable confirmed snapshots,
+    then the empty one if the beginning is there. `look_back`: records to search at most."""
     incarnation = incarnation_of(log, number, root, bounds)
     if incarnation is not None or bounds.first:  # else nothing has begun here
         for stored in _confirmed(log, number, bounds, incarnation, look_back):
@@ -159,10 +142,7 @@ def bases(
 def base_of(
     log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, at: int, look_back: int | None = None
 ) -> World:
-    """Returns the first of `bases`, so the world of the newest snapshot at or below `at`, or the empty one.
-
-    Raises HistoryTruncated if the log's beginning is deleted and no such snapshot replaces it (N10).
-    """
+    """Returns the first of `bases`. Raises HistoryTruncated (N10)."""
     world = next(bases(log, number, root, bounds, at, look_back), None)
     if world is None:
         raise HistoryTruncated(number, bounds.first)
@@ -170,12 +150,7 @@ def base_of(
 
 
 def oldest_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> World:
-    """Returns the world with which a fold of the log can begin earliest.
-
-    It is the empty world, or the world of the oldest snapshot if the log's beginning is deleted. It is for tools that
-    show the past; a reader that only continues begins at the newest snapshot (`open_world`). Raises HistoryTruncated if
-    no snapshot replaces the deleted beginning (N10).
-    """
+    """Returns the world of the earliest possible fold, for tools that show the past. Raises HistoryTruncated (N10)."""
     if not bounds.first:
         return World(number, root)
     found = _confirmed(log, number, bounds, incarnation_of(log, number, root, bounds))
@@ -187,11 +162,8 @@ def oldest_world(log: CoordinationLog, number: int, root: Genesis | None, bounds
 
 
 def cut_of(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, before: int) -> int:
-    """Returns the offset below which a log's records may be deleted if all from `before` on must stay readable (N12).
-
-    It is the checkpoint of the newest confirmed snapshot at or below `before`: nobody could fold what lies before the
-    oldest snapshot that is kept. It is the log's first offset if there is no such snapshot.
-    """
+    """Returns the offset to delete below if all from `before` on must stay readable (N12): the newest confirmed
+    snapshot's checkpoint at or below it, as nobody could fold what lies before; else the first offset."""
     around = Bounds(
         bounds.first, min(bounds.end, before + WINDOW_RECORDS)
     )  # a snapshot comes soon after its checkpoint
@@ -217,11 +189,8 @@ def records_at(log: CoordinationLog, number: int, offsets: Iterable[int]) -> dic
 
 
 def refold(log: CoordinationLog, base: World, to: int, group: str = "") -> World:
-    """Reads the log once more and folds it into `base` up to the checkpoint at offset `to`; returns `base`.
-
-    `group`: the group whose digests `base` keeps at the checkpoints on the way; "" for none. Raises what reading and
-    folding raise, and ClusterUnreachable if the log was not read up to `to`.
-    """
+    """Folds the log once more into `base` to checkpoint `to`; keeps the digests of `group` ("": none). Raises
+    ClusterUnreachable if it does not get there."""
     if group:
         base.watched.add(group)
     for records in log.read(base.log, base.next_offset, to, SILENCE_S):
@@ -239,10 +208,7 @@ def refold(log: CoordinationLog, base: World, to: int, group: str = "") -> World
 
 
 class Beginning(NamedTuple):
-    """Names the place where one log's fold begins.
-
-    `stored` is the snapshot that replaces deleted records; None means offset 0.
-    """
+    """Where a log's fold begins. `stored`: the snapshot that replaces deleted records; None: offset 0."""
 
     log: int
     root: Genesis
@@ -259,11 +225,8 @@ class Beginning(NamedTuple):
 
 
 def root_among(first: int, values: Iterable[Placed]) -> Genesis | None:
-    """Returns the root, which is the Genesis that holds for all logs (L3), or None if there is none.
-
-    `values` are the records of log 0 in order, from its first offset `first` on. If `first` is not 0, the log's
-    beginning is deleted, and a confirmed snapshot names the root.
-    """
+    """Returns the root (L3) among log 0's `values` from `first` on, or None. If `first` is not 0, a confirmed snapshot
+    names it."""
     if first == 0:
         opened = (codec.open_envelope(value, -1) for _, value in values)
         return next((found[5] for found in opened if found is not None and isinstance(found[5], Genesis)), None)
@@ -272,11 +235,8 @@ def root_among(first: int, values: Iterable[Placed]) -> Genesis | None:
 
 
 def beginning(log: int, first: int, root: Genesis, values: Iterable[Placed]) -> Beginning:
-    """Returns the place where the fold of a log begins.
-
-    `values` are the log's records from the offset `first` on; they are not read if `first` is 0. Raises
-    HistoryTruncated if the beginning is deleted and no confirmed snapshot replaces it (N10).
-    """
+    """Returns where a log's fold begins. `values`, from `first` on, are not read if that is 0. Raises HistoryTruncated
+    (N10)."""
     if first == 0:
         return Beginning(log, root)
     for stored in reversed(_snapshots(root.incarnation, values).confirmed(first)):

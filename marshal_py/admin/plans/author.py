@@ -9,19 +9,16 @@ RUN_BYTES: Final = 4  # two runs of one person at one moment must tell their rec
 
 
 class Author(NamedTuple):
-    """Names the author of the records of one run of an admin tool. `who`: the same for every run of a person on a
-    machine. `by`: unique to this run.
-    """
+    """The author of one run's records. `who`: the same for every run of a person on a machine; `by`: unique to this
+    run."""
 
     who: str
     by: str
 
     @classmethod
     def of(cls, user: str, host: str, tool: str, random: bytes) -> Author:
-        """Returns the author for one run. `random`: RUN_BYTES random bytes that make the run unique.
-
-        If `by` would be too long, the names of user and host are cut, never the unique part at the end.
-        """
+        """Returns the author for one run, unique by RUN_BYTES `random` bytes. Names that are too long are cut, never
+        the unique part."""
         tail = f" {tool} run {random.hex()}"
         who = f"{user}@{host}".replace(" ", "_")
         left = BY_BYTES_MAX - len(tail.encode())

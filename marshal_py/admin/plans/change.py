@@ -69,11 +69,8 @@ class ChangePlan(Operation):
         duration_ms: int | None = None,
         patience_ms: int | None = None,
     ) -> None:
-        """Plans the change. `in_pause`: whether the record is accepted only in a pause.
-
-        `tps`: the partitions that nobody may own when the record is sent in the pause; None means every partition.
-        `duration_ms`, `token`, `adopt` and `take_over` mean what they mean in pause_lock.PauseLock.
-        """
+        """`in_pause`: the record is accepted only in a pause, in which nobody may own `tps` (None: any partition). The
+        rest is as in pause_lock.PauseLock."""
         super().__init__(context, patience_ms, reason)
         self.by: str = context.author.signed(reason)
         self.in_pause = in_pause
@@ -85,9 +82,8 @@ class ChangePlan(Operation):
         raise NotImplementedError
 
     def refusal(self, group: Group) -> MarshalError | None:
-        """Returns None if the record may be sent, or the error that says why not: somebody else has changed the group
-        meanwhile, so that the record would be rejected or mean something else.
-        """
+        """Returns why the record may not be sent: somebody else has changed the group, so it would be rejected or mean
+        something else."""
         raise NotImplementedError
 
     def read(self, verdict: Verdict, now: Instant) -> None:
@@ -124,10 +120,8 @@ class ChangePlan(Operation):
         return AdminGaveUp(self.context.name, f"the change of {self.what}", waited_s)
 
     def close(self, group: Group, now: Instant) -> bool:
-        """Ends this run's pause. After that the change, which names the pause, cannot be accepted (F9.2, F9.6).
-
-        A change outside a pause cannot be taken back: if it was sent, it may still be accepted, as `may_land` says.
-        """
+        """Ends this run's pause, after which the change cannot be accepted (F9.2, F9.6). Outside a pause it may still
+        be, as `may_land` says."""
         if self.pause_lock.adopted is not None:
             return not self.may_land(group)  # M14: this run does not end a pause that it adopted
         return not self.in_pause or self.pause_lock.release(group, now)
@@ -146,9 +140,7 @@ class ChangePlan(Operation):
         return AdminGaveUp(self.context.name, "the end of the own pause", GRACE_INTERVALS * INTERVAL_MS / 1000)
 
     def end(self, error: MarshalError | None = None) -> None:
-        """Ends the operation with `error`, or with success if the change was accepted while the operation was giving
-        up.
-        """
+        """Ends the operation with `error`, or with success if the change was accepted meanwhile."""
         super().end(None if error is self.giving_up and self.changed_at != NONE else error)
 
 
@@ -160,10 +152,8 @@ class ConfigPlan(ChangePlan):
     def __init__(
         self, context: GroupContext, wanted: Wanted | Edit, *, create: bool = False, **keywords: Unpack[ChangeKeywords]
     ) -> None:
-        """Plans the change to `wanted`, the new settings, as `check_settings` takes them, or a function that returns
-        them for the settings as they are. `create`: whether to create the group, or revive a deleted one; a group that
-        has these settings already is left as it is.
-        """
+        """`wanted`: the new settings, as `check_settings` takes them, or a function of those that there are. `create`:
+        create or revive the group; one with these settings is left as it is."""
         group = context.group
         self.creates = create
         if not create:
@@ -213,10 +203,8 @@ class ConfigPlan(ChangePlan):
 
 
 class DeletionPlan(ChangePlan):
-    """Deletes the group with its live sessions, in a pause in which nobody owns anything (F9.5, M15).
-
-    Every consumer ends with GroupDeleted. If somebody else has deleted the group meanwhile, that is a success, too.
-    """
+    """Deletes the group with its live sessions, in a pause without owners (F9.5, M15). Consumers end with GroupDeleted.
+    That somebody else has deleted it is a success, too."""
 
     what = "the deletion"
 
@@ -240,23 +228,15 @@ class DeletionPlan(ChangePlan):
 
 
 class ShrinkPlan(ChangePlan):
-    """Makes a topic of the group smaller after Kafka's topic was created again with fewer partitions (F9.2).
-
-    The group forgets the positions of the partitions that are cut off.
-
-    It is needed where the cluster has no topic ids. With ids, a move of positions accepts the new topic
-    (recreated_topics.py).
-    """
+    """Makes a topic smaller that was created again, where the cluster has no topic ids (F9.2). Positions of what is cut
+    off are forgotten. With ids, a move accepts the new topic (recreated_topics.py)."""
 
     topic: str
     partitions: int
 
     def __init__(self, context: GroupContext, topic: str, partitions: int, **keywords: Unpack[ChangeKeywords]) -> None:
-        """Plans to shrink `topic` to `partitions`, which is the number that Kafka's topic has now.
-
-        Raises GroupMissing if the group never consumed the topic, InvalidOption unless the number is smaller than the
-        one that the group's log names.
-        """
+        """Plans to shrink `topic` to Kafka's number of `partitions`. Raises GroupMissing, or InvalidOption unless it is
+        smaller than the log's."""
         known = check_shrink(context, topic, partitions)
         self.topic, self.partitions = topic, partitions
         self.what: str = f"the partitions of {topic}"
@@ -295,11 +275,8 @@ def check_changeable(context: GroupContext) -> None:
 
 
 def check_shrink(context: GroupContext, topic: str, partitions: int) -> tuple[int, int]:
-    """Returns how many partitions the group's log names for `topic`, and the offset of the Topology record that names
-    them.
-
-    Raises GroupDeleted, GroupMissing or InvalidOption if the topic cannot shrink to `partitions`.
-    """
+    """Returns how many partitions the log names, and the offset of that Topology. Raises GroupDeleted, GroupMissing or
+    InvalidOption if it cannot shrink."""
     known = context.group.topics.get(topic) if context.group is not None else None
     if context.group is not None and context.group.deleted:
         raise GroupDeleted(context.name)

@@ -50,11 +50,8 @@ from marshal_py.protocol.wire.records import (
 
 
 class Impact(NamedTuple):
-    """Says what an operation would do. `does`: the same in sentences for people.
-
-    `releases`: the partitions that would be released, each with its owner's client id. `settings`: the old and the new
-    value ("from", "to") of each setting that would change, or of each position that would be forgotten.
-    """
+    """What an operation would do: `does`, in sentences; `releases`, partitions with their owners' client ids;
+    `settings`, old and new ("from", "to") of each setting that changes, or position that is forgotten."""
 
     does: list[str]
     releases: dict[str, str]
@@ -139,13 +136,8 @@ def of_deletion(context: GroupContext, force: bool = False) -> Impact:
 
 
 def of_settings(context: GroupContext, wanted: Wanted | Edit, create: bool) -> Impact:
-    """Returns what a change of settings would do, or with `create` the creation of the group.
-
-    `wanted`: the new settings, or a function that returns them for the settings as they are.
-
-    It folds the record onto a clone of the world. Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption, and
-    AdminFailed if the fold rejects the record.
-    """
+    """Returns what a change to `wanted` (or a function that makes it) or with `create` a creation would do, folded onto
+    a clone. Raises as the operation, and AdminFailed if the fold rejects the record."""
     if not create:
         check_changeable(context)
     group = context.group
@@ -191,11 +183,7 @@ def _text(value: Any) -> str:
 
 
 def of_shrink(context: GroupContext, topic: str, partitions: int) -> Impact:
-    """Returns what a shrink of the topic to `partitions` would do.
-
-    It folds the record onto a clone of the world. Raises GroupMissing, InvalidOption, and AdminFailed if the fold
-    rejects the record.
-    """
+    """Returns what a shrink would do, folded onto a clone. Raises GroupMissing, InvalidOption, AdminFailed."""
     count, offset = check_shrink(context, topic, partitions)
     group = _there(context)
     lost = {
@@ -240,9 +228,7 @@ def _releases(group: Group, session: int = NONE) -> dict[str, str]:
 
 
 class Row(NamedTuple):
-    """One partition of a move. `skipped`: how many messages will not be read. `repeated`: how many will be
-    read again.
-    """
+    """One partition of a move. `skipped`, `repeated`: how many messages will not be read, or again."""
 
     topic: str
     partition: int
@@ -264,12 +250,8 @@ def rows_of(
     after: Mapping[TopicPartition, int],
     parked: Collection[TopicPartition] = (),
 ) -> list[Row]:
-    """Returns a row for each partition of `after`.
-
-    `owners`: client id of each partition's owner. `before`, `after`: positions before and after the move; NONE in
-    `before` if there was none. `parked`: partitions that nobody may claim before the move. For a parked partition, and
-    for one that had no position, the numbers of skipped and repeated messages are unknown and given as 0.
-    """
+    """Returns a row per partition of `after`. `owners`: client ids; `before`: NONE without a position. Of parked
+    partitions, and those without a position, skipped and repeated are unknown: 0."""
     rows = []
     for tp, target in sorted(after.items()):
         position = before.get(tp, NONE)
@@ -286,10 +268,8 @@ def parked_of(group: Group) -> set[TopicPartition]:
 def preview(
     context: GroupContext, targets: Mapping[TopicPartition, int], recreated: Mapping[str, RecreatedTopic] | None = None
 ) -> list[Row]:
-    """Returns a row for each partition of `targets`, computed by folding the records of the move.
-
-    Raises AdminFailed if the fold rejects a record.
-    """
+    """Returns a row per partition of `targets`, by folding the move's records. Raises AdminFailed if one is
+    rejected."""
     world = clone(context.world, context.name)
     group = context.group
     assert group is not None  # recreated_topics.check_topology raises an error if it is

@@ -48,9 +48,7 @@ def with_mappings(mappings: Mapping[str, Iterable[int]]) -> Edit:
 
 
 def without_mappings(config: GroupConfig) -> Wanted:
-    """Deletes the mappings: nobody consumes until there are members or mappings again. Raises InvalidOption if there
-    are none.
-    """
+    """Deletes the mappings: nobody consumes until there are members or mappings. Raises InvalidOption without any."""
     _check_partitioned(config, "mappings", {})
     if not config.mappings:
         raise InvalidOption("mappings", {}, "the group has none that could be deleted")

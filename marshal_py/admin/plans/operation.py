@@ -52,9 +52,7 @@ class Step(Struct):
 
 
 class GroupContext(NamedTuple):
-    """What an operation works on: a world that is folded to the log's end, the name of one of its groups, and
-    facts that the world does not contain.
-    """
+    """What an operation works on: a world folded to the log's end, a group's name, and facts beyond the world."""
 
     world: World
     name: str
@@ -73,10 +71,8 @@ class Operation:
     creates = False  # whether it creates or revives a group; `act` then gets an empty group if there is none (F10.3)
 
     def __init__(self, context: GroupContext, patience_ms: int | None = None, reason: str = "") -> None:
-        """Prepares the operation. `patience_ms`: how long it may take; by default `patience_of` the group.
-
-        `reason`: in the user's words; the operation's records contain it (M1). Raises InvalidOption if it is too long.
-        """
+        """`patience_ms`: how long it may take, by default `patience_of` the group. `reason`: in the user's words, in
+        its records (M1); InvalidOption if too long."""
         if len(reason.encode()) > BY_BYTES_MAX:
             raise InvalidOption("reason", reason, f"at most {BY_BYTES_MAX} bytes: the records contain it")
         self.context = context
@@ -98,9 +94,7 @@ class Operation:
     # --- for subclasses
 
     def act(self, group: Group, now: Instant) -> None:
-        """Sends the records that are due, or ends the operation. It is called at each tick until the operation gives
-        up.
-        """
+        """Sends the records that are due, or ends the operation; at each tick until it gives up."""
         raise NotImplementedError
 
     def timeout_error(self) -> MarshalError:
@@ -112,9 +106,7 @@ class Operation:
         return AdminFailed(self.context.name, AdminFailed.PAUSE_ENDED, by or "somebody")
 
     def close(self, group: Group, now: Instant) -> bool:
-        """Undoes what must not remain after the operation gave up. It is called at each tick until it returns True,
-        which says that all is undone.
-        """
+        """After giving up, at each tick until it returns True: undoes what must not remain."""
         return True
 
     def may_land(self, group: Group) -> bool:
@@ -122,26 +114,19 @@ class Operation:
         return False
 
     def close_error(self, error: MarshalError) -> MarshalError:
-        """Returns the error that the user gets if `close` does not complete in time. `error`: why the operation gave
-        up.
-        """
+        """Returns the user's error if `close` takes too long. `error`: why the operation gave up."""
         return error
 
     def read(self, verdict: Verdict, now: Instant) -> None:
         """Takes a record of the group that was folded, with the fold's verdict on it."""
 
     def waits(self) -> bool:
-        """Returns whether the operation may have to evict a silent session.
-
-        While it returns True, `tick` also sends probes, which are Notes that this operation reads back. A probe that
-        comes back proves that the operation was reading the log since it sent the probe (T2).
-        """
+        """Returns whether a silent session may have to be evicted. Then `tick` also sends probes, which prove that this
+        operation was reading (T2)."""
         return True
 
     def positions_resolved(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Receives the offsets that the driver has looked up. The driver calls it after a Step with
-        `resolve_positions`.
-        """
+        """Takes the offsets that the driver has looked up after a Step with `resolve_positions`."""
 
     # --- driving
 
@@ -153,9 +138,7 @@ class Operation:
         self.read(verdict, now)
 
     def tick(self, now: Instant) -> Step:
-        """Returns what the driver must do at `now`. The driver must call it again by `deadline_ms`, in ms of the
-        monotonic clock.
-        """
+        """Returns what the driver must do at `now`; it must call again by `deadline_ms`, monotonic."""
         step, group = self.step, self.context.group
         if group is None and self.creates:
             group = Group(self.context.name)
@@ -180,9 +163,7 @@ class Operation:
         return step
 
     def give_up(self, error: MarshalError) -> None:
-        """Makes the operation stop its work, undo what must not remain, and then end with an error. If it is called
-        several times, only the first call's error is used.
-        """
+        """Makes the operation stop, undo what must not remain, and end with the first such error."""
         if self.giving_up is None and not self.ended:
             self.giving_up = error
 
@@ -204,11 +185,8 @@ class Operation:
     # --- shared by subclasses
 
     def send(self, record: Record, now: Instant) -> None:
-        """Adds a record to the Step of the present tick, unless the same record was sent less than THIRD_MS ago.
-
-        A subclass calls it at each tick until it has read the result of the record, so the record is sent again every
-        THIRD_MS until then.
-        """
+        """Adds a record to this tick's Step unless it was sent less than THIRD_MS ago. Subclasses call it at each tick
+        until they have read the result."""
         last = self._sent_ms.get(record)
         if last is None or now.mono_ms - last >= THIRD_MS:
             self._sent_ms[record] = now.mono_ms
@@ -224,9 +202,8 @@ class Operation:
         self.step.events.append(Progress(kind, text, tp, session, offset))
 
     def evict_silent(self, group: Group, sessions: set[int], now: Instant) -> None:
-        """Sends an Evict for each of these sessions that has been silent for EVICT_INTERVALS of its heartbeat
-        intervals. Only the time in which this operation was reading the log is counted (T4, M4).
-        """
+        """Evicts those of the sessions that were silent for EVICT_INTERVALS while this operation was reading (T4,
+        M4)."""
         for session in sorted(sessions):
             held = group.sessions[session]
             waited_ms = self.detector.session_waited_ms(session)
@@ -251,9 +228,5 @@ def patience_of(group: Group | None) -> int:
 
 
 def holders(group: Group, tps: set[TopicPartition] | None = None) -> dict[TopicPartition, int]:
-    """Returns the owned partitions, each with its owner's session. `tps`: the partitions to look for; None means every
-    partition.
-
-    Claims on a whole topic or on the group, whose partition number is negative, are left out.
-    """
+    """Returns the owned partitions of `tps` (None: all) with their sessions; no claims on whole topics or the group."""
     return {p.tp: p.owner for p in group.claims.values() if p.tp.partition >= 0 and (tps is None or p.tp in tps)}

@@ -32,10 +32,8 @@ class Drain:
                 self.operation.report("draining", name_of(group, session), tp, session)
 
     def empty(self, group: Group, now: Instant) -> bool:
-        """Returns whether nobody owns any of the partitions. Call it only in a pause, so that nobody can claim (F4.1).
-
-        It also evicts owners that have been silent for long enough.
-        """
+        """Returns whether nobody owns any of the partitions, and evicts owners that are silent. Only in a pause, so
+        that nobody can claim (F4.1)."""
         self._begin(group)
         owners = holders(group, self.tps)
         for tp, session in sorted(self.owners.items()):
@@ -69,9 +67,7 @@ def name_of(group: Group, session: int) -> str:
 
 
 class PausePlan(Operation):
-    """Pauses a group, and ends once every partition is free. With `keep` it does not end, but renews the pause until
-    the caller stops it.
-    """
+    """Pauses a group until every partition is free; with `keep` it renews the pause until the caller stops it."""
 
     began: Instant | None
 
@@ -98,9 +94,7 @@ class PausePlan(Operation):
         self.drain.read(verdict)
 
     def waits(self) -> bool:
-        """Returns False once every partition is free, because then nobody needs to be evicted. So a pause that is kept
-        for hours writes no probes (Operation.waits).
-        """
+        """False once every partition is free: nobody needs to be evicted, so a long pause writes no probes."""
         return not self.drained
 
     def act(self, group: Group, now: Instant) -> None:
@@ -127,9 +121,8 @@ class PausePlan(Operation):
 
 
 class ResumePlan(Operation):
-    """Ends the running pause if `token` names it or, without a token, if the same person made it on the same machine.
-    With `take_over` it ends anybody's pause.
-    """
+    """Ends the running pause that `token` names, or that the same person made on the same machine; with `take_over`
+    anybody's."""
 
     token: int | None
     take_over: bool

@@ -37,13 +37,9 @@ class PauseLock:
         *,
         renews: bool = False,
     ) -> None:
-        """Prepares the lock; nothing is sent before `acquire`. `duration_ms`: how long a pause lasts unless it is
-        renewed; None means `default_ms`.
-
-        `token`: names a running pause to work in. `adopt`: allows work in a running pause that the same person made on
-        the same machine (M2). `renews`: a pause that is used in one of these two ways is replaced by this run's own.
-        `take_over`: anybody's pause is replaced by this run's own.
-        """
+        """`duration_ms`: of a pause unless renewed; None: `default_ms`. `token`: a running pause to work in. `adopt`:
+        one of the same person on the same machine (M2). `renews`: such a pause is replaced by this run's own.
+        `take_over`: anybody's is. Nothing is sent before `acquire`."""
         if duration_ms is not None and not 0 < duration_ms <= PAUSE_MS_MAX:
             raise InvalidOption("duration", f"{duration_ms / 1000:g} s", "more than 0, at most 24 h")
         self.operation = operation
@@ -64,11 +60,8 @@ class PauseLock:
         return pause is not None and self.operation.context.author.wrote(pause.by)
 
     def acquire(self, group: Group, now: Instant) -> bool:
-        """Returns True if the group is in the right pause, which is an adopted one or our own.
-
-        If not, this method asks for a pause, or makes the operation give up if it may not have one. Call it at each
-        tick, because it also renews our own pause.
-        """
+        """At each tick: returns whether the group is in an adopted pause or our own, which it renews. Otherwise asks
+        for one, or gives up."""
         if self.is_ours(group):
             if self.token != group.pause_change:
                 self.operation.report("paused" if self.token == NONE else "renewed", offset=group.pause_change)
@@ -85,10 +78,8 @@ class PauseLock:
         return False
 
     def _adopts(self, group: Group) -> bool:
-        """Adopts the running pause if the caller named it as one to work in. Returns whether it is adopted (M2).
-
-        It stays adopted when its author renews it, although its token changes.
-        """
+        """Adopts the running pause if the caller named it (M2). It stays adopted when its author renews it, with
+        another token."""
         context = self.operation.context
         if not group.paused or self.renews:
             return False
@@ -126,10 +117,8 @@ class PauseLock:
         self._send(group, token, now)
 
     def _renew(self, group: Group, now: Instant) -> None:
-        """Renews our pause when a third of its duration has passed since the pause's newest record was read (M3).
-
-        A renewal that was sent but not read yet is sent again, as the same record.
-        """
+        """Renews our pause when a third of it has passed since its newest record was read (M3); one not read yet is
+        sent again."""
         if group.pause_change in self.asked or (
             now.mono_ms - self._read_ms >= self.duration_ms // RENEWALS_PER_DURATION
         ):
@@ -162,15 +151,12 @@ class PauseLock:
         )
 
     def settled(self, group: Group) -> bool:
-        """Returns whether none of our pause records can still be accepted. Then the pause's token no longer changes
-        (M10).
-        """
+        """Returns whether none of our pause records can be accepted any more, so that the token is final (M10)."""
         return group.pause_change not in self.asked
 
     def release(self, group: Group, now: Instant) -> bool:
-        """Sends the record that ends our pause. Returns True once the end is read and none of our records can pause the
-        group again (M9). Call it at each tick until then.
-        """
+        """At each tick: ends our pause. True once that is read and none of our records can pause the group again
+        (M9)."""
         if group.deleted or group.opaque_at != NONE:
             return True  # the fold accepts no ReleaseGroup of such a group
         if not self.is_ours(group) and self.settled(group):
@@ -183,18 +169,13 @@ class PauseLock:
 
 
 def end_of(group: Group, token: int, by: str, reason: str = "") -> ReleaseGroup:
-    """Returns the record that ends the running pause.
-
-    If no pause runs, this record makes the fold reject a ReleaseGroup that was sent before and not read yet (F7.3).
-    """
+    """Returns the record that ends the running pause, or has the fold reject one on its way (F7.3)."""
     return ReleaseGroup(group.pause_change, token, 0, reason=reason, by=by)
 
 
 def is_named(context: GroupContext, group: Group, token: int | None, own: bool) -> bool:
-    """Returns whether the running pause is the one that `token` names (M2).
-
-    If `token` is None and `own` is true, returns whether the same person made the pause on the same machine.
-    """
+    """Returns whether the running pause is the one of `token` (M2); without a token and with `own`, of the same person
+    and machine."""
     if token is not None or not own:
         return token == group.pause_change
     pause = context.pause_history.running(group)

@@ -45,14 +45,9 @@ class PositionPlan(Operation):
         patience_ms: int | None = None,
         recreated: Mapping[str, RecreatedTopic] = NO_TOPICS,
     ) -> None:
-        """Plans to move the positions of the partitions `tps`.
-
-        `recreated`: the topics that were deleted and created again, by name. Before the move, the group accepts them as
-        they are now. `stay_paused`: whether the group stays paused after the move. `duration_ms` and the parameters
-        about another pause (`token`, `adopt`, `take_over`) mean what they mean in pause_lock.PauseLock.
-
-        Raises InvalidRecord if the record would be too large, GroupMissing for a partition unknown to the group.
-        """
+        """Plans to move the positions of `tps`. `recreated`: topics, by name, that the group accepts as they are now
+        before. `stay_paused` after the move. The rest is as in pause_lock.PauseLock. Raises InvalidRecord if too large,
+        GroupMissing."""
         super().__init__(context, patience_ms, reason)
         self.tps: list[TopicPartition] = sorted(set(tps))
         self.recreated = recreated
@@ -98,11 +93,8 @@ class PositionPlan(Operation):
         return UNKNOWN if self._may_land(self.context.group) else NOT_MOVED
 
     def _may_land(self, group: Group | None) -> bool:
-        """Returns whether a copy of the move's record can still be accepted (M7).
-
-        The record names a pause and is accepted only while that pause runs (F8.1). A pause that ended cannot run again,
-        because tokens only grow.
-        """
+        """Returns whether a copy of the move can still be accepted (M7): only while the pause that it names runs
+        (F8.1), and tokens only grow."""
         if group is None or group.deleted or group.opaque_at != NONE:
             return False
         return any(record.token == group.pause_change for record in self.sent(SetPosition))
@@ -110,9 +102,7 @@ class PositionPlan(Operation):
     # --- acting
 
     def positions_resolved(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Receives the new positions that the driver has looked up. The driver calls it after a Step with
-        `resolve_positions`.
-        """
+        """Takes the new positions that the driver has looked up."""
         self._resolved = positions
 
     def act(self, group: Group, now: Instant) -> None:
@@ -139,10 +129,8 @@ class PositionPlan(Operation):
         self.send(SetPosition(group.pause_change, moves, self.resume, self.by), now)
 
     def _accept(self, group: Group, now: Instant) -> bool:
-        """Makes the group accept topics that were created again (M16). Returns True once the log says that it has.
-
-        Call it only when nobody owns a partition of these topics.
-        """
+        """Makes the group accept topics that were created again (M16); True once the log says so. Only while nobody
+        owns a partition of them."""
         waiting = False
         for one in self.recreated.values():
             known = group.topics[one.topic].id
@@ -160,11 +148,8 @@ class PositionPlan(Operation):
         return not waiting
 
     def _leave_moved(self, group: Group, now: Instant) -> None:
-        """Ends the operation after the move. If the pause is to stay, this method first waits until the pause's token
-        can no longer change.
-
-        If the move ended the pause, no wait is needed, because the fold rejects this run's other records (F8.4).
-        """
+        """Ends the operation after the move; if the pause stays, when its token is final. If the move ended it, the
+        fold rejects our other records (F8.4)."""
         stays = self.pause_lock.is_ours(group) or (group.paused and self.pause_lock.adopted is not None)
         if self.resume or not stays or self.pause_lock.settled(group):
             self.token = group.pause_change if stays else NONE
@@ -190,11 +175,8 @@ class PositionPlan(Operation):
         return self.pause_lock.release(group, now)
 
     def end(self, error: MarshalError | None = None) -> None:
-        """Ends the operation with the error that fits `outcome`. `error`: why the operation gave up, which the final
-        error names as its reason.
-
-        There is no error if the positions moved while the operation gave up.
-        """
+        """Ends the operation with the error that fits `outcome`, and names `error` as its reason; none if the positions
+        moved."""
         if self.outcome == MOVED:
             error = None  # the move was accepted while the operation gave up
         elif self.outcome == UNKNOWN:
@@ -204,11 +186,8 @@ class PositionPlan(Operation):
         super().end(error)
 
     def _not_moved(self, error: MarshalError) -> MarshalError:
-        """Returns the error for a move that did not happen. `error`: why it did not.
-
-        The returned error also names the recreated topics that the group has accepted or may still accept, because
-        their positions are forgotten although nothing moved (M16).
-        """
+        """Returns the error for a move that did not happen, with the recreated topics that the group has accepted or
+        may: their positions are forgotten all the same (M16)."""
         notes = [
             f"topic {topic!r} is the new one for the group now, and its partitions start at their beginnings"
             for topic in sorted(self.accepted)
@@ -222,9 +201,8 @@ class PositionPlan(Operation):
         return AdminFailed(self.context.name, AdminFailed.NOT_MOVED, "; ".join([reason, *notes]))
 
     def _acceptable(self) -> set[str]:
-        """Returns the recreated topics that the group may still accept, because a record that accepts them was sent and
-        not read yet, and needs no pause.
-        """
+        """Returns the recreated topics that may still be accepted: a record was sent, not read yet, and needs no
+        pause."""
         group = self.context.group
         if group is None or group.deleted or (group.config is not None and group.config.on_topic_recreated == "fail"):
             return set()
@@ -237,17 +215,14 @@ class PositionPlan(Operation):
 
 
 def _state(group: Group, tp: TopicPartition) -> tuple[int, int]:
-    """Returns a partition's version (the offset of the record that last changed its owner or position) and its
-    position. Both are NONE if the group does not have the partition.
-    """
+    """Returns a partition's version (the offset that last changed its owner or position) and position; NONE without
+    it."""
     known = group.partitions.get(tp)
     return (NONE, NONE) if known is None else (known.version, known.position)
 
 
 def check_size(context: GroupContext, tps: Iterable[TopicPartition]) -> None:
-    """Checks the size of the record that moves these partitions, with the longest values that it could have. Raises
-    InvalidRecord if the record would be too large.
-    """
+    """Raises InvalidRecord if the record of the move could be too large, with the longest values."""
     moves = tuple(Move(*tp, OFFSET_MAX, OFFSET_MAX) for tp in tps)
     record = SetPosition(OFFSET_MAX, moves, True, context.author.signed("x" * BY_BYTES_MAX))
     genesis = context.world.genesis

@@ -23,11 +23,8 @@ class PositionResolver:
     """Finds the partitions of one move, and looks their new positions up."""
 
     def __init__(self, runner: OperationRunner, topics: str | Sequence[str | TopicPartition], target: Target) -> None:
-        """Finds the partitions that `topics` and `target` name, and the topics among them that were created again.
-
-        Raises PartitionParked if a topic that was created again is to be moved by a shift or to committed offsets,
-        because both refer to the topic that is gone.
-        """
+        """Finds the partitions that `topics` and `target` name, and topics created again. Raises PartitionParked for
+        these with a shift or committed offsets, which refer to the topic that is gone."""
         self._runner, self._target = runner, target
         given = [topics] if isinstance(topics, str) else list(topics)
         names = {one.topic if isinstance(one, TopicPartition) else one.partition(":")[0] for one in given}
@@ -99,11 +96,8 @@ class PositionResolver:
         return sorted(set(found))
 
     def check(self) -> None:
-        """Looks the new positions up before anything is paused, so that wrong ones are refused early (M3).
-
-        Raises what `targets.resolve` raises. Of a shift of a partition that is owned now, only the end is checked yet:
-        its owner may be further than the log says, so what is too far from here is too far from there, too.
-        """
+        """Refuses wrong positions before anything is paused (M3), as `targets.resolve` does. Of a shift of an owned
+        partition only the end: its owner may be further than the log says."""
         owned = self._group().claims.values()
         moving = {partition.tp for partition in owned} if self._target.where is None else set()
         self._resolve([tp for tp in self.tps if tp not in moving])
@@ -114,9 +108,7 @@ class PositionResolver:
                 raise
 
     def positions(self) -> dict[TopicPartition, int]:
-        """Looks the new positions up and returns them. Raises AdminFailed for a topic that was created again
-        meanwhile.
-        """
+        """Looks the new positions up. Raises AdminFailed for a topic created again meanwhile."""
         for topic, before in self._infos.items():
             if self._look(topic).topic_id != before.topic_id:
                 raise AdminFailed(

@@ -58,10 +58,7 @@ class OperationRunner:
     def __init__(
         self, transport: Transport, topic: str, group: str, timeout_s: float, author: Author | None = None
     ) -> None:
-        """Folds the group's log to its end.
-
-        For a group that has never been used it raises nothing: `context.group` is None then.
-        """
+        """Folds the group's log to its end. `context.group` is None for a group that was never used."""
         check_id("group", group)
         self.topic, self.timeout_s = topic, timeout_s
         self._clock = SystemClock()
@@ -153,14 +150,9 @@ class OperationRunner:
     # --- driving
 
     def run(self, operation: Operation, watcher: Watcher | None = None, resolve: Resolve | None = None) -> None:
-        """Runs the operation to its end and raises its error, if it has one. `watcher` is called with each event.
-        `resolve` looks the new positions up for an operation that asks for them.
-
-        Ctrl-C makes the operation give up and undo what it began; a second Ctrl-C, a second later or more, abandons it
-        as it is. An error of an operation that was interrupted has a KeyboardInterrupt as its cause. The operation
-        runs in a thread of its own while the caller waits. In the caller's thread a KeyboardInterrupt could come
-        between the poll of a record and its fold, and the record would be missing from the world.
-        """
+        """Runs the operation to its end and raises its error. `watcher` gets each event; `resolve` looks new positions
+        up. Ctrl-C makes it give up and undo; a second one, a second later, abandons it. It runs in a thread of its own:
+        a KeyboardInterrupt between the poll of a record and its fold would lose the record."""
         failed: list[BaseException] = []
         # Not by join(): one that is interrupted counts its thread as ended in Python 3.11, while it runs on.
         done = threading.Event()

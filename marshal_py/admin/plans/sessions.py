@@ -12,9 +12,7 @@ from marshal_py.protocol.wire.records import Evict, GroupConfig, Leave, StepDown
 
 
 def find_session(context: GroupContext, given: int | str) -> int:
-    """Returns the live session that `given` names: its number, which is the offset of its Join, or as a text also its
-    client id or member name. Raises GroupMissing, with the live sessions, unless exactly one fits.
-    """
+    """Returns the live session of a number, client id or member name. Raises GroupMissing unless exactly one fits."""
     live = {} if context.group is None else {number: one.join for number, one in sorted(context.group.sessions.items())}
     found = [
         number
@@ -62,11 +60,7 @@ class StepDownPlan(Operation):
 
 
 class EvictPlan(Operation):
-    """Evicts sessions. Before it evicts one, it waits without a sign of life from it for as long as a member must wait
-    (M4).
-
-    If one of them gives a sign of life, the operation gives up (M11).
-    """
+    """Evicts sessions after the wait of a member (M4); gives up if one gives a sign of life (M11)."""
 
     what = "nobody is evicted"
 
@@ -151,9 +145,7 @@ class RemovePlan(EvictPlan):
             self.send(GroupConfig(group.config_offset, deleted=True, by=by), now)
 
     def give_up(self, error: MarshalError) -> None:
-        """Gives up, unless the group is deleted by now. In that case the operation ends with success, because its aim
-        is reached.
-        """
+        """Gives up, unless the group is deleted by now: a success."""
         group = self.context.group
         if group is not None and group.deleted:
             self.end()

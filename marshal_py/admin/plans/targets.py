@@ -35,10 +35,8 @@ class Target(NamedTuple):
 
 
 def target_of(to: str | int | Target | None, shift_by: int | None, group: str) -> Target:
-    """Returns the target that a caller names in one of two ways. Raises InvalidOption if it names none or both.
-
-    `group`: the only group whose lines may be in a table.
-    """
+    """Returns the target, named in one of two ways. `group`: whose lines may be in a table. Raises InvalidOption for
+    none or both."""
     if (to is None) == (shift_by is None):
         raise InvalidOption("to", to, "give either `to` or `shift_by`")
     if shift_by is not None:
@@ -49,11 +47,8 @@ def target_of(to: str | int | Target | None, shift_by: int | None, group: str) -
 def resolve(
     target: Target, tps: Iterable[TopicPartition], positions: Mapping[TopicPartition, int], facts: Facts
 ) -> dict[TopicPartition, int]:
-    """Returns the offset that the target means in each partition. `positions`: of the world; NONE where there is none.
-
-    Raises PositionOutOfRange if a partition does not contain that offset, InvalidOption if a fact that the target needs
-    is missing.
-    """
+    """Returns the target's offset in each partition. `positions`: the world's, or NONE. Raises PositionOutOfRange, or
+    InvalidOption if a fact is missing."""
     tps = list(tps)
     points = target.points(tps)
     found = {tp: _shifted(tp, target.shift_by, positions) if not points else _at(tp, points[tp], facts) for tp in tps}

@@ -56,12 +56,9 @@ class Check(NamedTuple):
 
 
 class Study:
-    """Collects what the checks need to know about the records. Its owner passes each record in after folding it.
-
-    Two clocks are kept apart, because a long log takes seconds to read. `now_ms`: when the ends of the logs were looked
-    up; who was silent until then was silent. `clock` returns the ms since 1970 of this machine while it reads: a record
-    cannot be written after it is read, so a timestamp beyond it shows a clock that is ahead.
-    """
+    """What the checks need of the records, passed in after folding. `now_ms`: when the logs' ends were looked up, by
+    which silence counts. `clock`: this machine's time while it reads (a long log takes seconds): a timestamp beyond it
+    shows a clock that is ahead."""
 
     def __init__(self, now_ms: int, clock: Callable[[], int]) -> None:
         self.now_ms: int = now_ms
@@ -96,9 +93,8 @@ class Study:
         return self._clients.get((record.log, getattr(verdict.record, "session", NONE)), "")
 
     def _compare(self, client: str, log: int, at_ms: int) -> None:
-        """Notes how far a record's timestamp is behind the greatest one before it in the log, if another client wrote
-        that one, and how far it is ahead of this machine's clock.
-        """
+        """Notes how far a timestamp is behind the greatest one of another client before it, and ahead of this machine's
+        clock."""
         newest_ms, whose = self._newest.get(log, (at_ms, client))
         if whose != client:
             self.behind_ms[client].append(newest_ms - at_ms)
@@ -184,14 +180,9 @@ def of_groups(
     facts: Mapping[str, Facts],
     named: str | None = None,
 ) -> Iterator[Check]:
-    """Yields a warning for each cause for which nobody consumes (protocol/member/waiting.py), for each group that
-    nobody uses, for topics that have become smaller, and if the `named` group has no consumer. Yields one "ok" if there
-    is no warning.
-
-    `infos`: what Kafka says of each topic, None if the topic is gone; a topic that this client may not describe is left
-    out. `facts`: what is known beyond the log, by group. `named`: the group that the user asks about; of the others
-    that were deleted nothing is said.
-    """
+    """Yields a warning for each cause of a standstill, unused group, smaller topic, and a `named` group without
+    consumers; one "ok" without any. `infos`: Kafka's topics, None if gone, without those it may not describe. `facts`:
+    beyond the log, by group. Of other deleted groups nothing is said."""
     sound = True
     for group in groups:
         if group.deleted and group.name != named:
@@ -249,10 +240,8 @@ def newest_offset(group: Group) -> int:
 
 
 def of_growth(study: Study, bounds: Mapping[int, Bounds], day_began: Mapping[int, int]) -> Check:
-    """Checks how many records a joining consumer has to fold, and shows how fast the logs grow.
-
-    `day_began`: by log, the offset of the first record of the last 24 hours.
-    """
+    """Checks how many records a joining consumer folds, and shows the growth. `day_began`: each log's first offset of
+    the last 24 hours."""
     records = {log: at.end - max(at.first, study.snapshot_at.get(log, 0)) for log, at in bounds.items()}
     longest = max(records, key=lambda log: records[log])
     day = {log: at.end - max(at.first, day_began.get(log, at.end)) for log, at in bounds.items()}

@@ -47,10 +47,8 @@ class Looking:
     def causes(
         self, log: int, group: Group, now_ms: int, ends: Mapping[TopicPartition, int], in_cluster: bool = True
     ) -> list[Standstill]:
-        """Returns each cause for which nobody consumes, and the way out. `now_ms`: ms since 1970.
-
-        `ends`: what `Observer.ends` has returned. `in_cluster`: False for a dump, or if the data topics are unknown.
-        """
+        """Returns the causes for which nobody consumes. `now_ms` since 1970; `ends`: of `Observer.ends`; `in_cluster`:
+        False for a dump or unknown topics."""
         topics = self._observer.topics
         gone = [topic for topic in sorted(group.topics) if in_cluster and topic not in topics]
         stopped = overview.stopped(group, find_recreated(group, topics), ends)
@@ -65,9 +63,8 @@ class Looking:
         gone: Iterable[str] = (),
         ends: Mapping[TopicPartition, int] | None = None,
     ) -> Facts:
-        """Returns what is known of a group. `now_ms`: ms since 1970. `stopped`: what nobody consumes until an admin
-        acts. `gone`: its topics that the cluster does not have. `ends`: end offsets, as far as they are known.
-        """
+        """Returns what is known of a group at `now_ms` since 1970. `stopped`: until an admin acts; `gone`: topics that
+        the cluster lacks; `ends`: as far as known."""
         pause = overview.pause(group, self.pause_history(log, group), now_ms)
         lags = [(ends or {}).get(tp, at) - at for tp, at in overview.positions(group).items()]
         # Who has given no sign of life in all that is kept is silent since that begins.
@@ -103,10 +100,8 @@ class Looking:
     def _unowned(
         self, log: int, group: Group, now_ms: int, ends: Mapping[TopicPartition, int], silent: Collection[int]
     ) -> dict[TopicPartition, int]:
-        """Returns the lag of each partition that nobody owns and nobody has owned for UNOWNED_MS.
-
-        The log tells it by offsets alone: what decides about the owner must be older than the newest records.
-        """
+        """Returns the lag of each partition without an owner for UNOWNED_MS, by offsets alone: what decides about the
+        owner must be older than the newest records."""
         lags = overview.free(group, ends)
         if not lags or group.paused or not group.sessions:
             return {}

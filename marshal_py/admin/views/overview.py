@@ -54,11 +54,8 @@ def parked(group: Group) -> dict[TopicPartition, str]:
 
 
 def existing(group: Group) -> dict[TopicPartition, Partition]:
-    """Returns what the log knows of the partitions that there are.
-
-    A topic that was created again with fewer partitions leaves others behind. Of these the log keeps the generation, so
-    that old tokens stay old (F9.2, F9.10), and nothing that people could look at or change.
-    """
+    """Returns what the log knows of the partitions that there are. A topic created again with fewer leaves generations
+    behind, so that old tokens stay old (F9.2, F9.10)."""
     counts = {name: topic.count for name, topic in group.topics.items()}
     return {
         tp: partition
@@ -68,11 +65,8 @@ def existing(group: Group) -> dict[TopicPartition, Partition]:
 
 
 class Stopped(NamedTuple):
-    """Partitions of one topic that nobody consumes, all for the same reason.
-
-    `parked`: whether the log says of all of them that nobody may claim them. If not, the next consumer that runs will
-    write so to the log. `error`: the error about the first partition; it says how the group can consume it again.
-    """
+    """Partitions of a topic that nobody consumes for one reason. `parked`: the log says so of all, or the next consumer
+    will write it. `error`: about the first one, with the way out."""
 
     topic: str
     reason: str
@@ -89,11 +83,8 @@ class Stopped(NamedTuple):
 
 
 def stopped(group: Group, recreated: Mapping[str, RecreatedTopic], ends: Mapping[TopicPartition, int]) -> list[Stopped]:
-    """Returns the partitions that nobody consumes until an admin acts, grouped by topic and reason (F6.4, D6, D10).
-
-    `recreated`: topics that were deleted and created again. Nobody consumes any of their partitions, even if the log
-    does not say so yet. `ends`: end offsets of partitions, as far as they are known.
-    """
+    """Returns what nobody consumes until an admin acts, by topic and reason (F6.4, D6, D10). `recreated`: topics
+    created again, even if the log does not say so yet. `ends`: as far as known."""
     said = parked(group)
     beyond = {tp: position for tp, position in positions(group).items() if position > ends.get(tp, position)}
     gone = partitions_of(group, recreated.values())
@@ -124,11 +115,8 @@ def _ids(one: RecreatedTopic | None) -> tuple[str, str]:
 
 
 def silence(group: Group, extended_ms: Mapping[int, int], now_ms: float) -> dict[int, int]:
-    """Returns for how many ms each session without a recent sign of life has been silent: it is dead, or cut off.
-
-    `extended_ms`: timestamp of the last sign of life, by session. SKEW_MS of silence is tolerated in addition, because
-    timestamps come from the writers' clocks, but the present time comes from this machine's clock.
-    """
+    """Returns how long each session without a recent sign of life was silent. `extended_ms`: of the last one. SKEW_MS
+    more is tolerated: the writers' clocks differ."""
     found = {}
     for session in group.sessions.values():
         silent_ms = round(now_ms - extended_ms.get(session.id, now_ms))
@@ -146,10 +134,7 @@ def paused(pause: PauseInfo) -> str:
 
 
 def pause(group: Group, pause_history: PauseHistory | None, wall_ms: int) -> PauseInfo | None:
-    """Returns the running pause: its author, its reason and the time left, as far as the log says them (M1, M2).
-
-    None if the group is not paused. `wall_ms`: the time now, in ms since 1970.
-    """
+    """Returns the running pause with author, reason and time left (M1, M2), or None. `wall_ms`: now, since 1970."""
     if not group.paused:
         return None
     said = pause_history.running(group) if pause_history is not None else None
@@ -166,10 +151,7 @@ def pause(group: Group, pause_history: PauseHistory | None, wall_ms: int) -> Pau
 def info(
     group: Group, pause_history: PauseHistory, wall_ms: int, incarnation: bytes, pinned_ms: int | None
 ) -> GroupInfo:
-    """Returns everything that the log says about a group.
-
-    `wall_ms`: the time now, in ms since 1970. `incarnation`, `pinned_ms`: as in `pins.entries`.
-    """
+    """Returns everything that the log says about a group. `wall_ms`: now, since 1970; the rest as in `pins.entries`."""
     config = group.config if group.config is not None else GroupConfig(NONE)
     counts = {name: topic.count for name, topic in sorted(group.topics.items())}
     settings = {**settings_of(config), **partitioned(group, config), "members": members(group)}
@@ -232,10 +214,8 @@ def _member_state(group: Group, name: str, order: list[int], owners: Mapping[Top
 
 
 def members(group: Group, extended_ms: Mapping[int, int] | None = None, now_ms: float = 0) -> tuple[MemberInfo, ...]:
-    """Returns the live sessions, in the order in which they are candidates for partitions (F9.9).
-
-    `extended_ms`: the time of each session's last sign of life, as far as it is known.
-    """
+    """Returns the live sessions in the order of candidates (F9.9). `extended_ms`: of their last sign of life, if
+    known."""
     known = extended_ms or {}
     return tuple(
         _member(group, session, known.get(session.id), now_ms) for session in sorted(group.sessions.values(), key=_rank)
@@ -276,10 +256,7 @@ def positions(group: Group) -> dict[TopicPartition, int]:
 
 
 def free(group: Group, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Returns the lag of each partition that nobody owns and in which messages wait. Without a position all count.
-
-    `ends`: end offsets of partitions, as far as they are known.
-    """
+    """Returns the lag of each partition without an owner in which messages wait; without a position all count."""
     found = {}
     for tp in partitions(group):
         known = group.partitions.get(tp)
@@ -292,30 +269,24 @@ def free(group: Group, ends: Mapping[TopicPartition, int]) -> dict[TopicPartitio
 
 
 def liveness(age_s: float | None, interval_s: float) -> str:
-    """Returns "fresh" until one heartbeat interval after a session's last sign of life, then "unknown" until two
-    intervals, and then "stale". `age_s`: seconds since that sign; None, if it is unknown, gives "unknown".
-    """
+    """Returns "fresh" for one interval after the last sign of life, "unknown" for two or if `age_s` is None, then
+    "stale"."""
     if age_s is None:
         return "unknown"
     return "fresh" if age_s < interval_s else "unknown" if age_s <= 2 * interval_s else "stale"
 
 
 def signs(group: Group, extended_ms: Mapping[int, int], now_ms: float) -> dict[str, Any]:
-    """Returns `stale`, the number of sessions that have been silent for more than two of their heartbeat intervals, and
-    `last_sign_s`, how long ago the newest sign of life of any session was.
-
-    `extended_ms`: the time of each session's last sign of life. It is missing for a session that was restored from a
-    snapshot.
-    """
+    """Returns `stale`, how many sessions were silent for two intervals, and `last_sign_s`, how long ago any gave a
+    sign. A session restored from a snapshot is missing in `extended_ms`."""
     found = [_session(session, extended_ms.get(session.id), now_ms) for session in group.sessions.values()]
     ages_s = [one["last_extended_s"] for one in found if one["last_extended_s"] is not None]
     return {"stale": sum(one["state"] == "stale" for one in found), "last_sign_s": min(ages_s, default=None)}
 
 
 def partitions(group: Group) -> list[TopicPartition]:
-    """Returns every partition that the group could own. Claims on a whole topic or on the group (the pin) have the
-    partition number -1 and are included, even if they have ended.
-    """
+    """Returns every partition that the group could own, and claims on topics or the group (partition -1), even ended
+    ones."""
     counted = (TopicPartition(name, number) for name, topic in group.topics.items() for number in range(topic.count))
     return sorted({*existing(group), *counted})
 
@@ -329,11 +300,8 @@ def state(
     pause_history: PauseHistory | None = None,
     recreated: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Returns everything that the log, the cluster and the clock say about a group, as `marshal state` shows it.
-
-    `extended_ms`: the time of each session's last sign of life. `ends`: end offsets of data partitions.
-    `recreated`: topics whose id in the cluster is not the one in the log.
-    """
+    """Returns what log, cluster and clock say about a group, as `marshal state` shows it. `extended_ms`: of each
+    session's last sign; `ends`: of data partitions; `recreated`: topics with another id."""
     config = group.config
     return {
         "group": group.name,
@@ -400,14 +368,9 @@ def lag(
     now_ms: int,
     recreated: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Returns the lag per partition and in total, in messages, and `time_s`, the time to catch up at the speed of the
-    last minute.
-
-    `time_s` ignores new messages, and is None where there is a lag but the position has not moved, or nobody owns the
-    partition. A lag is None where it is unknown: if the partition has no position or no known end, if the position
-    is beyond the end, if records were lost, or if the topic was created again (it is in `recreated`, or the log says
-    so). `unknown` counts these partitions. The total leaves them out, and is None if no lag is known.
-    """
+    """Returns the lag per partition and in total, and `time_s` to catch up at the last minute's speed, None where
+    nothing moves or nobody owns it. A lag is None without a position or an end, beyond the end, after lost records, and
+    for topics created again; `unknown` counts these, and the total leaves them out."""
     rows = []
     for tp in partitions(group):
         if tp.partition >= 0:

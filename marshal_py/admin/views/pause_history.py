@@ -16,10 +16,7 @@ from marshal_py.protocol.wire.records import GroupConfig, Heartbeat, Record, Rel
 
 
 class Pause(NamedTuple):
-    """A pause as its record does.
-
-    `expires_ms`: when it ends by its author's clock, in ms since 1970; 0 if unknown. It is only shown to people.
-    """
+    """A pause as its record. `expires_ms`: by its author's clock, since 1970, for people; 0 if unknown."""
 
     token: int
     by: str
@@ -58,10 +55,8 @@ class PauseHistory:
                 pass
 
     def recall(self, group: Group, look_up: Callable[[int], Record | None]) -> None:
-        """Notes the running pause of a group whose log was read from a later snapshot on; does nothing without one.
-
-        `look_up(offset)` returns the record of the group's log at that offset, None if it was deleted.
-        """
+        """Notes the running pause of a group read from a later snapshot on. `look_up(offset)`: a record of its log,
+        None if deleted."""
         if group.paused and self.running(group) is None:
             record = look_up(group.pause_change)
             if isinstance(record, ReleaseGroup):

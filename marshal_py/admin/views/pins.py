@@ -13,11 +13,8 @@ from marshal_py.protocol.wire.identity import NONE, PIN, Token
 
 
 def entries(group: Group, incarnation: bytes, pinned_ms: int | None) -> tuple[PriorityGroupState, ...]:
-    """Returns the priority groups.
-
-    `incarnation`: of the log, which is part of the pin's id. `pinned_ms`: the time of the record that claimed the pin,
-    in ms since 1970; None if it is not known.
-    """
+    """Returns the priority groups. `incarnation`: part of the pin's id. `pinned_ms`: of the claim of the pin, or
+    None."""
     names = () if group.config is None else group.config.priority_groups
     known = group.partitions.get(PIN)
     if known is None or known.owner == NONE:
@@ -31,10 +28,7 @@ def _time(ms: int | None) -> str | None:
 
 
 def info(group: Group, incarnation: bytes, pinned_ms: int | None) -> PinInfo:
-    """Returns who is pinned and who stands by. The parameters are those of `entries`.
-
-    Raises GroupMissing if the group has another policy.
-    """
+    """Returns who is pinned and who stands by, as `entries`. Raises GroupMissing for another policy."""
     check(group)
     owner = restricted.owner_of(group, PIN)
     (entry,) = entries(group, incarnation, pinned_ms)

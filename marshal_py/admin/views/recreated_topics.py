@@ -18,11 +18,8 @@ from marshal_py.transport.ports import TopicInfo
 
 
 class RecreatedTopic(NamedTuple):
-    """A topic whose id in the cluster, `found`, is not the one in the group's log, `known`.
-
-    `partitions`: how many the topic has now. `forgotten`: how many positions of the old topic the group forgets when it
-    accepts the new one.
-    """
+    """A topic whose id in the cluster, `found`, is not the log's, `known`. `partitions` now; `forgotten`: how many
+    positions go."""
 
     topic: str
     known: str
@@ -41,10 +38,7 @@ class RecreatedTopic(NamedTuple):
 
 
 def find_recreated(group: Group, infos: Mapping[str, TopicInfo]) -> dict[str, RecreatedTopic]:
-    """Returns, by name, the topics of `infos` that were created again (D10).
-
-    A topic is left out if the log or the cluster has no id for it.
-    """
+    """Returns, by name, the topics of `infos` that were created again, as far as both ids are known (D10)."""
     found = {}
     for topic, info in infos.items():
         known = group.topics.get(topic)
@@ -69,12 +63,7 @@ def partitions_of(group: Group, recreated: Iterable[RecreatedTopic]) -> set[Topi
 def check_topology(
     group: Group | None, name: str, tps: Iterable[TopicPartition], recreated: Mapping[str, RecreatedTopic]
 ) -> None:
-    """Checks that the group's log has each of these partitions, because a move of any other is rejected (F8.2). Raises
-    GroupMissing.
-
-    For a topic in `recreated`, the number of partitions of the new topic is used, because the group accepts the new
-    topic before the move.
-    """
+    """Raises GroupMissing unless the log has each partition (F8.2); for `recreated` topics, unless the new one has."""
     if group is None:
         raise GroupMissing(name, "has never been used: start a consumer once, or correct the name")
     for tp in tps:
@@ -88,10 +77,8 @@ def check_topology(
 
 
 def check_smaller(group: Group, topic: str, there: TopicInfo | None, partitions: int) -> None:
-    """Raises PartitionParked or InvalidOption if a group's topic cannot get this smaller number of partitions.
-
-    `there`: what the cluster says about the topic; None if it is not there.
-    """
+    """Raises PartitionParked or InvalidOption if a topic cannot get so few partitions. `there`: the cluster's, or
+    None."""
     for one in find_recreated(group, {} if there is None else {topic: there}).values():
         raise one.error(group.name, 0)
     if there is not None and there.partitions > partitions:

@@ -14,9 +14,7 @@ SIMILAR: Final = 0.6  # difflib's own default: two typing errors in a name of si
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Returns the text that ends an error about an unknown name: it suggests the nearest of the `known` names or, if
-    none is near, lists them.
-    """
+    """Returns the end of an error about an unknown name: the nearest `known` one, or all."""
     names = sorted(known)
     near = get_close_matches(name, names, 1, SIMILAR) or [one for one in names if one.lower() == name.lower()]
     if near:
