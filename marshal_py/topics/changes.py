@@ -28,10 +28,8 @@ def create(
     settings: Mapping[str, str],
     dry_run: bool = False,
 ) -> None:
-    """Creates a topic. `replication` None takes the cluster's default. With `dry_run` Kafka only checks the request.
-
-    Raises BadRequest, TopicExists, TopicRefused, AccessDenied, UnsupportedPlatform.
-    """
+    """Creates a topic; with `dry_run` Kafka only checks. `replication` None: the cluster's default. Raises BadRequest,
+    TopicExists, TopicRefused, AccessDenied, UnsupportedPlatform."""
     _check_count("partitions", partitions, PARTITION_MAX)
     if replication is not None:
         _check_count("replication", replication, REPLICATION_MAX)
@@ -42,13 +40,9 @@ def create(
 def update(
     admin: ClusterAdmin, name: str, partitions: int | None, settings: Mapping[str, str | None], dry_run: bool = False
 ) -> None:
-    """Adds partitions to a topic, changes its settings, or both. With `dry_run` Kafka only checks the request.
-
-    `partitions`: how many the topic has afterwards, None to leave their number. The value None in `settings` brings the
-    cluster's default back. The settings are changed first, because Kafka checks all of them at once, while a topic that
-    has grown never shrinks. Raises what `create` raises, except TopicExists; TopicMissing; BadRequest also for fewer
-    partitions than the topic has.
-    """
+    """Adds partitions (up to `partitions`) and changes settings (None: the cluster's default). Settings come first:
+    Kafka checks all at once, and a topic that has grown never shrinks. Raises as `create`, TopicMissing, BadRequest for
+    fewer partitions."""
     if partitions is None and not settings:
         raise BadRequest("name what should change: partitions, settings, or both")
     _check_settings(settings)

@@ -33,10 +33,7 @@ GAP_MAX: Final = 500  # offsets that are read and thrown away: they come with th
 
 
 class IndexedReads(Reads):
-    """Finds the messages that a GetRequest asks for in one topic; those by key with the topic's index.
-
-    One thread at a time.
-    """
+    """Finds what a GetRequest asks for in one topic, by key with the topic's index. One thread at a time."""
 
     def __init__(
         self,
@@ -63,11 +60,8 @@ class IndexedReads(Reads):
         return self._catch_up(self._bounds, wait=False)
 
     def _catch_up(self, bounds: Mapping[TopicPartition, Bounds], wait: bool) -> bool:
-        """Adds to the index the messages that came since it was last filled. Returns True if it is up to date.
-
-        `bounds`: of the partitions that matter. While another process writes the index, this method returns False at
-        once; with `wait` it waits for that process instead, and raises IndexBusy after 30 s.
-        """
+        """Indexes what came since. True if up to date, as for the partitions of `bounds`; False while another process
+        writes, or with `wait`, after 30 s, IndexBusy."""
         self._index.check(bounds, self.topic_id)
         reached = self._index.progress()
         starts = {tp: max(found.first, reached.get(tp.partition, 0)) for tp, found in bounds.items()}
@@ -143,18 +137,14 @@ class IndexedReads(Reads):
         return found
 
     def _matters(self, entry: Entry, starts: Offsets) -> bool:
-        """Returns whether the answer depends on the entry's message: it is in the span, or compaction may have deleted
-        it, so that another message may be the last one.
-        """
+        """Returns whether the answer depends on the entry's message: it is in the span, or may be compacted away, so
+        that another one may be the last."""
         return entry.offset >= starts[TopicPartition(self.topic, entry.partition)] or self._is_compacted()
 
     def _copies_count(self, tp: TopicPartition, ends: Offsets) -> bool:
-        """Returns whether it is certain that Kafka still has the messages of a partition that the index has copies of.
-
-        The newest committed message of a key, if it has a value, is never compacted away, and what retention deletes is
-        below the first offset. An older message may be gone, so a partition that is asked about as of an earlier offset
-        is read. Only the topic's id shows that it is still the topic that was indexed.
-        """
+        """Returns whether Kafka certainly still has the copied messages of a partition. The newest of a key is never
+        compacted away, and retention deletes below the first offset; as of an earlier offset it is read. Only the
+        topic's id shows that it is the indexed one."""
         return self._index.has_copies and self._index.topic_id == self.topic_id and ends[tp] >= self._bounds[tp].end
 
     def _newest(self, request: GetRequest, starts: Offsets, ends: Offsets) -> dict[bytes, RawMessage]:
@@ -213,12 +203,9 @@ class IndexedReads(Reads):
     def _fetch(
         self, wanted: Mapping[TopicPartition, Mapping[int, bytes]]
     ) -> dict[TopicPartition, dict[int, RawMessage]]:
-        """Returns the messages at these offsets, by partition and offset. Those that no longer exist are left out.
-
-        `wanted`: by partition, the key that the index has for each offset. Offsets that are close together are read
-        together, and all partitions at once: each round reads the next such run of every partition. Raises
-        IndexUnusable for a message with another key: the topic was created again on a cluster that has no topic ids.
-        """
+        """Returns the messages that still exist at these offsets. `wanted`: by partition, the key of each offset. Near
+        offsets are read together, all partitions at once. Raises IndexUnusable for another key: the topic was created
+        again on a cluster without ids."""
         found: dict[TopicPartition, dict[int, RawMessage]] = {tp: {} for tp in wanted}
         runs = {tp: deque(_runs(sorted(offsets))) for tp, offsets in wanted.items()}
         while spans := {tp: left.popleft() for tp, left in runs.items() if left}:
@@ -236,10 +223,7 @@ class IndexedReads(Reads):
         return found
 
     def _read_runs(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> list[RawMessage]:
-        """Returns the messages of one run of offsets per partition: from its first to before its second number.
-
-        A run that retention has deleted meanwhile has none.
-        """
+        """Returns the messages of one run [first, second) per partition; none of a run that retention has deleted."""
         starts, ends = {tp: run[0] for tp, run in spans.items()}, {tp: run[1] for tp, run in spans.items()}
         try:
             return [message for messages in self._read(starts, ends) for message in messages]
@@ -255,11 +239,8 @@ def _age(entry: Entry) -> tuple[int, int]:
 
 
 class _Unwritten:
-    """Collects what an update has read and not written yet.
-
-    Python's garbage collector visits each message and each tuple that is kept, again and again, which took as long as
-    everything else. So only bytes and numbers are kept, in a few lists and dicts.
-    """
+    """What an update has read and not written: bytes and numbers in a few lists and dicts, because Python's garbage
+    collector visited kept messages again and again, which took as long as everything else."""
 
     def __init__(self, copies: bool) -> None:
         self.entries: EntryColumns = EntryColumns([], [], [], [])
@@ -297,10 +278,7 @@ class _Unwritten:
 
 
 def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """Cuts sorted offsets into runs in which no gap is longer than GAP_MAX.
-
-    Returns for each run its first offset and the offset after its last one.
-    """
+    """Cuts sorted offsets into runs [first, end) without gaps longer than GAP_MAX."""
     found: list[tuple[int, int]] = []
     for offset in offsets:
         if found and offset - found[-1][1] < GAP_MAX:

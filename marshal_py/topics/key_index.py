@@ -95,11 +95,8 @@ class Lasts(NamedTuple):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """Says what an index holds.
-
-    `behind`: how many offsets it has not read yet, over all partitions. `copies`: of how many messages it also has the
-    value and headers.
-    """
+    """Says what an index holds. `behind`: how many offsets it has not read yet, over all partitions. `copies`: of how
+    many messages it also has the value and headers."""
 
     topic: str
     keys: int
@@ -117,12 +114,8 @@ class KeyIndex:
     has_copies: bool  # not of messages whose transaction may abort, nor of a topic that may be another one by now
 
     def __init__(self, path: str | Path, topic: str, topic_id: str, isolation: str) -> None:
-        """Opens or creates the file. `topic_id` is "" where the cluster has no topic ids.
-
-        `isolation`: read_committed or read_uncommitted, which decides what messages there are. Raises IndexUnusable if
-        the file belongs to another topic or isolation, if the topic was deleted and created again since, or
-        if the file is no index at all. Raises IndexBusy if another process writes it for 30 s.
-        """
+        """Opens or creates the file. `topic_id`: "" without ids. `isolation`: which messages there are. Raises
+        IndexUnusable if it is another topic's or isolation's, or no index; IndexBusy after 30 s of another writer."""
         self.path, self.topic, self.topic_id = Path(path), topic, topic_id
         try:
             self._database = sqlite3.connect(
@@ -185,10 +178,7 @@ class KeyIndex:
     # --- writing
 
     def add(self, entries: EntryColumns, wait: bool) -> None:
-        """Adds entries in one transaction.
-
-        While another process is writing, this method raises IndexBusy: with `wait` after 30 s, without it at once.
-        """
+        """Adds entries in one transaction. Raises IndexBusy while another process writes; with `wait` after 30 s."""
         # Sorted, so that rows that follow each other are neighbours in the file.
         order = sorted(range(len(entries.keys)), key=entries.keys.__getitem__)
         cut = len(order) - len(order) % ROWS_AT_ONCE
@@ -200,12 +190,9 @@ class KeyIndex:
                 self._database.executemany(sql, zip(*[values] * (4 * count), strict=True))
 
     def reach(self, lasts: Mapping[int, Lasts], progress: Mapping[TopicPartition, int], wait: bool) -> None:
-        """Copies messages and notes how far each partition is indexed, in one transaction. All entries must be there.
-
-        `lasts`: by partition, the last message of each key that is indexed since this method was called before; nothing
-        without `has_copies`. `progress`: by partition, the offset after the last one that is indexed. `wait` means what
-        it means in `add`.
-        """
+        """Copies messages and notes the offset after the last indexed one (`progress`), in one transaction; all entries
+        must be there. `lasts`: by partition, the last message of each key since the last call; nothing without
+        `has_copies`. `wait`: as in `add`."""
         with self._errors(), self._transaction(wait):
             for partition, (offsets, contents) in lasts.items():
                 kept = sorted([(key, content) for key, content in contents.items() if content is not None])
@@ -220,11 +207,8 @@ class KeyIndex:
             )
 
     def check(self, bounds: Mapping[TopicPartition, Bounds], topic_id: str) -> None:
-        """Raises IndexUnusable if the topic has another id, or a partition ends below what was indexed of it.
-
-        Then the topic was created again, or the log has lost its newest messages. `topic_id` is "" where the cluster
-        has no topic ids.
-        """
+        """Raises IndexUnusable if the topic has another id ("" without ids), or a partition ends below what was
+        indexed: it was created again, or lost its newest messages."""
         self._check_id(topic_id)
         reached = self.progress()
         for tp, found in bounds.items():
@@ -260,11 +244,8 @@ class KeyIndex:
     def lasts(
         self, keys: Iterable[bytes], spans: Mapping[int, tuple[int, int]]
     ) -> list[tuple[Entry, RawMessage | None]]:
-        """Returns the last entry of each of these keys in each partition, as far as there is one, and its copy if any.
-
-        `spans`: by partition, the first offset that counts and the offset after the last one. One statement looks all
-        of them up.
-        """
+        """Returns the last entry of each key in each partition, and its copy if any, by one statement. `spans`: by
+        partition, [first, end)."""
         with self._errors():
             self._database.execute("DELETE FROM temp.wanted_key")
             self._database.execute("DELETE FROM temp.wanted_span")
@@ -325,10 +306,8 @@ class KeyIndex:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turns SQLite's errors into IndexBusy and IndexUnusable.
-
-        A full disk and a damaged file leave the index as it was.
-        """
+        """Turns SQLite's errors into IndexBusy and IndexUnusable. A full disk or a damaged file leave the index as it
+        was."""
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -340,11 +319,8 @@ class KeyIndex:
 
 
 def contents_of(messages: Iterable[RawMessage], kinds: Iterable[int]) -> list[bytes | None]:
-    """Returns value and headers of each message as bytes, and None for a message that is not copied.
-
-    Such a message is a tombstone, has no time, or is too large. Compaction deletes tombstones after a while, so only
-    the topic knows whether one is still there. `kinds`: of the messages' timestamps, 0 for none.
-    """
+    """Returns value and headers of each message as bytes; None for one that is not copied: a tombstone (only the topic
+    knows whether it is there), without a time, or too large. `kinds`: of timestamps, 0 for none."""
     found = [
         _encode((message.value(), message.headers())) if kind and message.value() is not None else None
         for message, kind in zip(messages, kinds, strict=True)
@@ -368,10 +344,7 @@ def _after(prefix: bytes) -> bytes | None:
 
 
 def prefix_of(pattern: str, separator: str, wildcards: Sequence[str]) -> bytes:
-    """Returns the bytes with which every key begins that matches a pattern.
-
-    `separator` stands between the pattern's tokens; `wildcards` are the tokens that stand for others.
-    """
+    """Returns the bytes with which every key begins that matches a pattern of `separator` and `wildcards`."""
     fixed: list[str] = []
     for token in pattern.split(separator):
         if token in wildcards:

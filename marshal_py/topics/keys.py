@@ -29,10 +29,8 @@ def shown(key: object) -> str:
 
 
 def exact(name: str, key: object) -> bytes:
-    """Returns the bytes of one key. A text is encoded as UTF-8 and may hold no wildcard; bytes stay as they are.
-
-    `name`: the argument that holds the key, for the error. Raises BadRequest.
-    """
+    """Returns the bytes of one key: a text in UTF-8 without wildcards, or bytes as they are. `name`: the argument.
+    Raises BadRequest."""
     if isinstance(key, bytes):
         return key
     if not isinstance(key, str) or not key:
@@ -57,11 +55,8 @@ def is_pattern(pattern: str) -> bool:
 
 
 def matcher(pattern: Key) -> Callable[[bytes], bool]:
-    """Returns a function that says whether a key matches the pattern.
-
-    Bytes match exactly, a text token by token. A key that is no UTF-8 matches no wildcard. Raises BadRequest for a `>`
-    that is not the last token, and for an empty token.
-    """
+    """Returns a function that says whether a key matches: bytes exactly, a text token by token (no UTF-8 matches no
+    wildcard). Raises BadRequest for a `>` that is not last, or an empty token."""
     if isinstance(pattern, bytes):
         return lambda key: key == pattern
     if not isinstance(pattern, str) or not pattern:
@@ -100,10 +95,7 @@ def token_matcher(pattern: str) -> Callable[[Sequence[str]], bool]:
 
 
 def murmur2(data: bytes) -> int:
-    """Returns Kafka's own hash of a key, as an unsigned 32-bit number.
-
-    It is org.apache.kafka.common.utils.Utils.murmur2.
-    """
+    """Returns Kafka's own hash of a key (org.apache.kafka.common.utils.Utils.murmur2), unsigned, 32 bits."""
     mask, factor = 0xFFFFFFFF, 0x5BD1E995
     result = (0x9747B28C ^ len(data)) & mask
     whole = len(data) & ~3

@@ -11,10 +11,8 @@ Progress = Callable[[int, int], None]
 
 
 class ReportingReader:
-    """Implements MessageReader by another one. Calls `on_progress(read, wanted)` after each list of messages.
-
-    `wanted`: the offsets of all ranges that were asked for until then. `read`: how many of them are done.
-    """
+    """A MessageReader over another one that calls `on_progress(read, wanted)` after each list: how many offsets of all
+    ranges so far are done."""
 
     def __init__(self, reader: MessageReader, on_progress: Progress) -> None:
         self._reader, self._on_progress = reader, on_progress

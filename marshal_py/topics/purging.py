@@ -14,11 +14,8 @@ from marshal_py.transport.ports import Bounds, ClusterAdmin
 
 
 class TopicInfo(Struct, frozen=True):
-    """A topic. `topic_id`: Kafka's, "" where the cluster has none.
-
-    `partitions`: first and end offset of each partition, by its number. `settings`: the topic's configuration; empty
-    where the cluster does not describe it.
-    """
+    """A topic. `topic_id`: Kafka's, "" where the cluster has none. `partitions`: first and end offset of each
+    partition, by its number. `settings`: the topic's configuration; empty where the cluster does not describe it."""
 
     name: str
     topic_id: str
@@ -32,10 +29,7 @@ class TopicInfo(Struct, frozen=True):
 
 
 class Purged(NamedTuple):
-    """Says what a purge did to a partition. `before`: its first offset until then; `after`: its first offset now.
-
-    `end`: the offset after its last message.
-    """
+    """What a purge did to a partition: first offset `before` and `after`; `end` after its last message."""
 
     before: int
     after: int
@@ -43,10 +37,7 @@ class Purged(NamedTuple):
 
 
 class PurgeTarget(NamedTuple):
-    """Says where partitions should begin after a purge. The fields mean what they mean in `Topic.purge`.
-
-    Exactly one of the first three is not None.
-    """
+    """Where partitions begin after a purge, as in `Topic.purge`: exactly one of the first three is not None."""
 
     before_offset: int | Mapping[int, int] | None
     before_time: Time | None
@@ -89,11 +80,8 @@ def info_of(admin: ClusterAdmin, name: str) -> TopicInfo:
 
 
 def purge(admin: ClusterAdmin, name: str, target: PurgeTarget, dry_run: bool) -> dict[int, Purged]:
-    """Deletes the messages that the target names. Returns what that did, by partition number.
-
-    Everything is checked before anything is deleted. With `dry_run` it only returns what it would do. Raises what
-    `Topic.purge` raises.
-    """
+    """Deletes what the target names, all checked before; with `dry_run` nothing. Returns that by partition. Raises as
+    `Topic.purge`."""
     target.check()
     known = info_of(admin, name).partitions
     starts = _starts(admin, name, target, known)

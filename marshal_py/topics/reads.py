@@ -29,13 +29,9 @@ Matches = Callable[[Sequence[RawMessage]], Iterable[RawMessage]]
 
 
 class Page(NamedTuple):
-    """One page of the answer to a batch request: as many messages as `batch` and `max_bytes` allow.
-
-    `pending`: for each message of the page, how many messages that match the request come after it. `left`: how many
-    match but are not in the page. `lower`: by partition, the offset at which the next page begins to read. `up_to`: by
-    partition, the last offset that the whole answer covers. Without a key `pending` and `left` may count offsets
-    instead of messages.
-    """
+    """One page of a batch's answer. `pending`: for each message, how many matching ones come after it. `left`: how many
+    match and are not here. `lower`: where the next page begins, `up_to`: the last offset of the whole answer, by
+    partition. Without a key `pending` and `left` may count offsets."""
 
     messages: list[RawMessage]
     pending: list[int]
@@ -95,10 +91,7 @@ class Reads:
         return None
 
     def _first(self, request: GetRequest) -> RawMessage | None:
-        """Returns the oldest message that matches, at or after the request's start; None if there is none.
-
-        It compares the first match of each partition that may have one, by their timestamps.
-        """
+        """Returns the oldest match at or after the start, by timestamp over the partitions' first matches; or None."""
         starts, ends = self._span(request)
         found, _ = self._some(request, starts, ends, 1)
         return min([messages[0] for messages in found.values() if messages], key=age, default=None)
@@ -106,11 +99,8 @@ class Reads:
     def _some(
         self, request: GetRequest, starts: Offsets, ends: Offsets, most: int
     ) -> tuple[dict[TopicPartition, list[RawMessage]], bool]:
-        """Returns by partition the first messages that match, and whether some may have been left out.
-
-        Of each partition at most `most` messages are returned, and at most one that does not fit into max_bytes. All
-        partitions are read together, in windows that grow, so that little is read where the first offsets are enough.
-        """
+        """Returns by partition the first matches, `most` at most and one that does not fit into max_bytes, and whether
+        some may be missing. Partitions are read together, in windows that grow."""
         matches, limit = self._matches(request), request.max_bytes or MAX_BYTES_DEFAULT
         passes_tombstones = not (request.tombstones or request.is_batch)
         kept: dict[TopicPartition, list[RawMessage]] = {tp: [] for tp in starts}
@@ -184,12 +174,8 @@ class Reads:
         ends: Offsets,
         more: bool = False,
     ) -> Page:
-        """Makes a page of these messages, oldest first, as far as `batch` and `max_bytes` allow.
-
-        `kept`: the messages that match, by partition; perhaps only the first ones. `matching`: how many messages match
-        in all. None means that this is unknown, so offsets are counted instead. `more`: whether messages that match
-        were not read.
-        """
+        """Makes a page, oldest first, within `batch` and `max_bytes`. `kept`: matches by partition, perhaps the first
+        only. `matching`: how many in all; None: unknown, so offsets count. `more`: not all were read."""
         every = list(_by_time(kept))
         taken = _cut(every, request)
         if matching is None and len(taken) == len(every) and not more:
@@ -220,11 +206,8 @@ class Reads:
         return self._decided(found, starts, starts, ends)
 
     def _lasts(self, keys: set[bytes], starts: Offsets, ends: Offsets) -> dict[bytes, RawMessage]:
-        """Returns by key the last message of each of these keys, of those whose last message is in the span.
-
-        The last message is decided over the partitions from their beginning on, not over the span alone: the span of a
-        later page leaves out what earlier pages have, and what they have may be newer than what is left of its key.
-        """
+        """Returns by key the last messages that are in the span. What is last is decided from the partitions'
+        beginnings on: a later page's span leaves out what earlier pages have."""
         found, lows, window = LastMessages(), dict(ends), WINDOW
         while len(found) < len(keys) and any(lows[tp] > start for tp, start in starts.items()):
             floors = {tp: max(start, lows[tp] - window) for tp, start in starts.items()}
@@ -233,12 +216,8 @@ class Reads:
         return self._decided(found, starts, lows, ends)
 
     def _decided(self, found: LastMessages, starts: Offsets, lows: Offsets, ends: Offsets) -> dict[bytes, RawMessage]:
-        """Returns by key the last message of the keys that were found, of those that have it in the span.
-
-        `found`: from each partition what is at or after its offset in `lows`. When a key is found in one partition, a
-        newer message of it may be in another, if the topic has grown or its producers choose partitions differently. So
-        the other partitions are read back to the time of the oldest message found.
-        """
+        """Returns by key the last messages that are in the span. `found`: from each partition from `lows` on. Another
+        partition may have a newer message of a key, so the others are read back to the time of the oldest one found."""
         firsts = {tp: self._bounds[tp].first for tp in starts}
         if found and len(starts) > 1 and any(lows[tp] > first for tp, first in firsts.items()):
             oldest = min(message.timestamp()[1] for message in found.newest().values())
@@ -293,10 +272,7 @@ class Reads:
         return [TopicPartition(self.topic, number) for number in range(count)]
 
     def partition_of(self, key: bytes, given: int | None) -> int | None:
-        """Returns the number of the partition that the user or the topic's partitioner names for a key, if any does.
-
-        `given`: the partition that the user names, which is checked.
-        """
+        """Returns the partition that the user (`given`, checked) or the topic's partitioner names for a key, if any."""
         tps = self._partitions(GetRequest(next_by_key=key, partition=given))
         return None if given is None and self._choose is None else tps[0].partition
 
@@ -311,11 +287,7 @@ class Reads:
         return tps[0]
 
     def _span(self, request: GetRequest) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        """Returns the span that the request covers: `starts` and `ends`.
-
-        For the first page it ends at the present ends of the partitions, for later pages at the ends that the first
-        page had.
-        """
+        """Returns the request's `starts` and `ends`: the present ends for the first page, later those that it had."""
         alone = [name for name in ("offset", "up_to_offset") if isinstance(getattr(request, name), int)]
         tps = [self._only_partition(request, alone[0])] if alone else self._partitions(request)
         # A message at up_to_time still counts, so the answer ends at the first one that is later.
@@ -340,10 +312,8 @@ class Reads:
     def _bounds_and_times(
         self, tps: Sequence[TopicPartition], times_ms: Sequence[int]
     ) -> tuple[dict[TopicPartition, Bounds], list[dict[TopicPartition, int]]]:
-        """Returns what ClusterAdmin.bounds_and_times returns.
-
-        A cluster that cannot look times up (the embedded broker) has short logs: they are read for it.
-        """
+        """Returns ClusterAdmin.bounds_and_times. A cluster that cannot look times up has short logs, which are read for
+        it."""
         try:
             return self._admin.bounds_and_times(tps, times_ms, committed=self._committed)
         except UnsupportedPlatform:
@@ -406,10 +376,7 @@ def _by_time(kept: Mapping[TopicPartition, Sequence[RawMessage]]) -> Iterator[Ra
 
 
 def _cut(messages: Sequence[RawMessage], request: GetRequest) -> list[RawMessage]:
-    """Returns the first messages, at most `batch` of them with at most `max_bytes` bytes together.
-
-    One message is always among them, whatever its size, so that the pages continue after it.
-    """
+    """Returns the first messages within `batch` and `max_bytes`; always one, so that the pages continue after it."""
     limit, size = request.max_bytes or MAX_BYTES_DEFAULT, 0
     taken: list[RawMessage] = []
     for message in messages[: request.batch]:

@@ -32,12 +32,10 @@ def too_many_keys(keys: int) -> BadRequest:
 @constructor_checks_names()
 @dataclass(frozen=True, kw_only=True)
 class GetRequest:
-    """Says what `Topic.get` was asked. Its construction raises BadRequest (408, 413).
-
-    Fields mean what they mean in `Topic.get`. `StoredBatch.next_request` makes the request for the next page: there
-    `lower` is the first offset of each partition that is still to be read, `up_to_offset` the last one that the answer
-    covers, and `topic_id` Kafka's id of the topic, so that all pages show one topic at one point in time.
-    """
+    """Says what `Topic.get` was asked. Its construction raises BadRequest (408, 413). Fields mean what they mean in
+    `Topic.get`. `StoredBatch.next_request` makes the request for the next page: there `lower` is the first offset of
+    each partition that is still to be read, `up_to_offset` the last one that the answer covers, and `topic_id` Kafka's
+    id of the topic, so that all pages show one topic at one point in time."""
 
     offset: int | None = None
     partition: int | None = None
@@ -87,11 +85,8 @@ class GetRequest:
         return None if key is None else exact("last_by_key" if self.next_by_key is None else "next_by_key", key)
 
     def page(self, lower: Mapping[int, int], up_to: Mapping[int, int], topic_id: str) -> Self:
-        """Returns the same question about the messages that are left, at the same point in time.
-
-        `lower`: by partition, the first offset to read. `up_to`: by partition, the last offset that the answer covers.
-        `topic_id`: of the topic that the first page is from.
-        """
+        """Returns the question about what is left, at the same point in time: from `lower` to `up_to` by partition, of
+        the topic `topic_id`."""
         return replace(
             self,
             offset=None,
@@ -104,10 +99,8 @@ class GetRequest:
         )
 
     def followed(self, page: int) -> Self:
-        """Returns the request whose pages, and those of `after` it, are everything that matches, now and later.
-
-        `page`: how many messages a page has unless the request says so. Raises BadRequest if the request has an end.
-        """
+        """Returns the request whose pages, and those of `after` it, are everything that matches, now and later. `page`:
+        messages per page by default. Raises BadRequest if the request has an end."""
         if self.up_to_offset is not None or self.up_to_time is not None:
             raise BadRequest("up_to_offset and up_to_time end the answer, so it cannot be followed")
         if self.last_by_key is not None:
@@ -173,10 +166,7 @@ def check_number(name: str, value: object, least: int) -> None:
 
 
 def epoch_ms(when: str | datetime) -> int:
-    """Returns a datetime or an ISO-8601 text as ms since 1970. Without a zone it is UTC, as in Kafka's tools.
-
-    Raises ValueError.
-    """
+    """Returns a datetime or ISO-8601 text, UTC without a zone, as ms since 1970. Raises ValueError."""
     at = datetime.fromisoformat(when) if isinstance(when, str) else when
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
     return max(0, round(at.timestamp() * 1000))

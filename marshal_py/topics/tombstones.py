@@ -12,10 +12,7 @@ POLICY = "cleanup.policy"
 
 
 def check_compacted(admin: ClusterAdmin, topic: str) -> None:
-    """Raises BadRequest if Kafka keeps the older messages of a key.
-
-    A cluster that does not describe its topics (the embedded broker) is not asked.
-    """
+    """Raises BadRequest if Kafka keeps a key's older messages. Clusters that do not describe topics are not asked."""
     policy = admin.settings(topic).get(POLICY, "compact")
     if "compact" not in policy:
         raise BadRequest(
@@ -27,10 +24,7 @@ def check_compacted(admin: ClusterAdmin, topic: str) -> None:
 def write_tombstones(
     transport: Transport, topic: str, key: bytes, partitions: Iterable[int], timeout_s: float
 ) -> dict[int, int]:
-    """Writes a tombstone of the key to each of the partitions. Returns their offsets by partition number.
-
-    Raises what MessageWriter.write and flush raise.
-    """
+    """Writes a tombstone to each partition; returns their offsets. Raises as MessageWriter.write and flush."""
     found: dict[int, int] = {}
 
     def on_written(tp: TopicPartition, offset: int) -> None:

@@ -51,11 +51,8 @@ class Topic:
         coordination_topic: str = "",
         on_progress: Progress | None = None,
     ) -> None:
-        """`coordination_topic`: the name of the topic that nothing here may change, beside Kafka's own topics.
-
-        `on_progress(read, wanted)` is called while a question reads: how many offsets it has read, and how many it
-        reads at most as far as it knows.
-        """
+        """`coordination_topic`: may not be changed here. `on_progress(read, wanted)`: offsets read, of those to read at
+        most."""
         if partitioner not in PARTITIONERS:
             raise InvalidOption("partitioner", partitioner, f"one of {', '.join(PARTITIONERS)}")
         if isolation not in ("read_committed", "read_uncommitted"):

@@ -201,10 +201,7 @@ class Assignments:
             self._changed.add(tp)
 
     def received(self, tp: TopicPartition, to: int) -> int:
-        """Notes that messages with offsets below `to` have come. Returns the round that fetched them.
-
-        Returns 0 if the partition is not being fetched.
-        """
+        """Notes that messages below `to` have come. Returns the round that fetched them, 0 if none does."""
         fetched = self.fetched.get(tp)
         if fetched is None:
             return 0
@@ -213,10 +210,8 @@ class Assignments:
         return fetched.round
 
     def is_quiet(self, tp: TopicPartition, end: int) -> bool:
-        """Returns whether a partition that is fetched lacks offsets below `end`, and none has come since the last call.
-
-        What is missing may hold no messages; the client knows (`skipped`).
-        """
+        """Returns whether a fetched partition lacks offsets below `end` and none has come since the last call. They may
+        hold no messages; the client knows (`skipped`)."""
         fetched = self.fetched.get(tp)
         if fetched is None or fetched.state is not State.FETCHING or fetched.paused_in_client or fetched.reached >= end:
             return False
@@ -224,10 +219,8 @@ class Assignments:
         return before == fetched.reached
 
     def skipped(self, tp: TopicPartition, to: int) -> int:
-        """Notes that the client has passed offsets below `to` that hold no message.
-
-        Returns the round that fetched there; 0 if the partition is not being fetched, or has reached `to` already.
-        """
+        """Notes that the client has passed offsets below `to` without a message. Returns the round, 0 if none fetches
+        or has reached `to`."""
         fetched = self.fetched.get(tp)
         if fetched is None or fetched.state is not State.FETCHING or to <= fetched.reached:
             return 0
@@ -235,24 +228,17 @@ class Assignments:
         return fetched.round
 
     def drained(self, now_ms: int) -> None:
-        """Notes that the client has no more events at present.
-
-        A retry that has not failed again for FORGET_FAILURES_MS counts as successful then.
-        """
+        """Notes that the client has no more events: a retry without failure for FORGET_FAILURES_MS counts as
+        successful."""
         for tp, one in list(self._failed.items()):
             if one.state is State.FETCHING and (not one.failures or now_ms - one.tried_ms >= FORGET_FAILURES_MS):
                 one.failures = 0
                 del self._failed[tp]
 
     def refuse(self, tp: TopicPartition, position: int, truncated: str, now_ms: int) -> None:
-        """Handles the cluster's refusal of a fetch position: stops the assignment, or retries its fetch.
-
-        `position`: the refused offset, -1 if the client did not name it. `truncated`: the client's text if the log lost
-        its newest records, else "". A refusal may come late and belong to an earlier assignment, and only its position
-        shows that. So if `position` is not the next offset of the current assignment, the fetch is retried; it is
-        refused again if that offset is out of range, too. A truncation stops the assignment in any case once one of its
-        messages has come.
-        """
+        """Handles a refused fetch position (-1: not named). It may be an earlier assignment's, so if it is not the
+        current one's next offset the fetch is retried, and refused again if that is out of range too. `truncated`: the
+        client's text if the log lost its newest records; that stops the assignment once a message has come."""
         fetched = self._current_fetch(tp)
         if fetched is None:
             return
@@ -266,10 +252,8 @@ class Assignments:
             self._changed.add(tp)
 
     def fail(self, tp: TopicPartition, reason: str, now_ms: int) -> None:
-        """Handles a fetch that failed, perhaps temporarily: retries it from the same offset.
-
-        After FAILURES_MAX failures in a row it stops the assignment, and `broken` reports it.
-        """
+        """Retries a failed fetch from the same offset; after FAILURES_MAX in a row it stops, and `broken` reports
+        it."""
         fetched = self._current_fetch(tp)
         if fetched is not None:
             self._fail(tp, fetched, reason, now_ms)
@@ -295,10 +279,8 @@ class Assignments:
             self._changed.add(tp)
 
     def _current_fetch(self, tp: TopicPartition) -> Assignment | None:
-        """Returns the current assignment of a partition for which an error came; None if it is not being fetched.
-
-        Then the error belongs to an assignment that has ended, and the caller ignores it.
-        """
+        """Returns the assignment for which an error came; None if the partition is not fetched: the error is an ended
+        one's."""
         fetched = self.fetched.get(tp)
         if fetched is None or fetched is not self._wanted.get(tp) or fetched.state is not State.FETCHING:
             return None

@@ -45,11 +45,8 @@ _WAITS: Final = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaEr
 def metadata(
     client: Any, topic: str | None, timeout_s: float, on_no_answer: Callable[[str], None] | None = None
 ) -> Any:
-    """Returns what `client.list_topics` returns (a ClusterMetadata), asked for in slices of the timeout.
-
-    `topic`: None asks for all topics. `on_no_answer` is called with the reason after each slice without an answer, and
-    may raise. Raises KafkaException.
-    """
+    """Returns `client.list_topics`, asked for in slices of the timeout. `topic` None: all. `on_no_answer(reason)` is
+    called after each slice without an answer, and may raise. Raises KafkaException."""
     began_s = time.monotonic()
     deadline = began_s + timeout_s
     while True:
@@ -102,10 +99,7 @@ def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> st
 
 
 def tls_mismatch(given: Mapping[str, Any]) -> TlsMismatch | None:
-    """Returns an error if a server speaks TLS and the client does not, or the reverse.
-
-    Returns None if no server shows that.
-    """
+    """Returns an error if a server speaks TLS and the client does not, or the reverse; None if none shows that."""
     protocol = str(given.get("security.protocol", "plaintext")).lower()
     ours = protocol.endswith("ssl")
     for server in str(given["bootstrap.servers"]).split(","):

@@ -46,18 +46,14 @@ class _Refusal(Struct):
 
 
 def principal_of(given: Mapping[str, Any]) -> str:
-    """Returns the principal that an ACL must name. Without a user in the settings (TLS), only the brokers know it.
-
-    Then the result is UNKNOWN_PRINCIPAL.
-    """
+    """Returns the principal that an ACL must name. Without a user in the settings (TLS) only brokers know:
+    UNKNOWN_PRINCIPAL."""
     return f"User:{given['sasl.username']}" if "sasl.username" in given else UNKNOWN_PRINCIPAL
 
 
 class ConnectionErrors:
-    """Keeps the errors of one client. `given`: its settings, with the user's own callbacks, which are called, too.
-
-    Needs no lock: each step is one store into a dict or an attribute.
-    """
+    """The errors of one client. `given`: its settings, whose callbacks are called, too. Needs no lock: each step is one
+    store."""
 
     def __init__(self, given: Mapping[str, Any], now_s: Callable[[], float] = time.monotonic) -> None:
         self._given, self._now_s = given, now_s
@@ -83,10 +79,8 @@ class ConnectionErrors:
             own(error)
 
     def log(self, level: int, form: str, *values: object) -> None:
-        """Notes a connection that was cut, then calls the user's logger. Is the `logger` of the client.
-
-        librdkafka reports such connections nowhere else.
-        """
+        """The `logger` of the client: notes a connection that was cut, which librdkafka reports nowhere else, then
+        calls the user's."""
         if "FAIL" in values:
             self.note(str(values[-1]).partition("]: ")[2] or str(values[-1]))
         own = self._given.get("logger")
@@ -142,10 +136,7 @@ class ConnectionErrors:
 
 
 def redirect_callbacks(given: Mapping[str, Any], call: Callable[[Callable[[], object]], object]) -> dict[str, Any]:
-    """Returns the settings with the user's callbacks wrapped, so that `call` runs them.
-
-    Otherwise the thread that polls the client would run them.
-    """
+    """Returns the settings with the user's callbacks run by `call` instead of the polling thread."""
     found = dict(given)
     for name in _REDIRECTED:
         own = given.get(name)
@@ -157,10 +148,8 @@ def redirect_callbacks(given: Mapping[str, Any], call: Callable[[Callable[[], ob
 
 
 def calls_while_polled(given: Mapping[str, Any]) -> bool:
-    """Tells whether librdkafka may run the user's code in the thread that polls the client (`oauth_cb`, for example).
-
-    It may run each function in the settings that `redirect_callbacks` does not wrap.
-    """
+    """Returns whether librdkafka may run user code that `redirect_callbacks` does not wrap while polled
+    (`oauth_cb`)."""
     return any(callable(value) and name not in _REDIRECTED for name, value in given.items())
 
 
@@ -182,10 +171,7 @@ class _RedirectedLogger:
 
 
 def call_directly(call: Callable[[], object]) -> None:
-    """Runs a callback of the user in the calling thread. Logs what it raises, and raises nothing.
-
-    Commands and tools use it, because none of their threads must send heartbeats, which a slow callback would delay.
-    """
+    """Runs a user's callback in this thread and logs what it raises: for commands, whose threads send no heartbeats."""
     try:
         call()
     except Exception:

@@ -172,10 +172,7 @@ class Reader:
         return header
 
     def _locate(self, line: bytes) -> None:
-        """Finds the offset nearest to a damaged header, for the error.
-
-        The offset is in the same line if the end of that line is lost, else in the next line.
-        """
+        """Finds the offset nearest to a damaged header, for the error: in the same line, or the next."""
         found = _PLACE.search(line) or _PLACE.search(self._file.readline(PLACE_BYTES))
         if found is not None:
             self._log, self._next = int(found[1]), int(found[2])

@@ -151,10 +151,7 @@ class EmbeddedCallFailed(Exception):
 
 
 class EmbeddedLogDropped(Exception):
-    """Says that records are gone because a partition outgrew what the embedded broker keeps.
-
-    What was read from that partition cannot be trusted.
-    """
+    """A partition outgrew what the embedded broker keeps: records are gone, and what was read cannot be trusted."""
 
     topic: str
     partition: int
@@ -191,11 +188,8 @@ def record_bytes_max(key: bytes | None, value: bytes | None, headers: Iterable[t
 
 @constructor_checks_names()
 class LogGuard:
-    """Counts the bytes written to each partition and refuses a record that would exceed the limit, before it is sent.
-
-    The broker neither warns nor reports the size of a partition, so the writer must count. A guard covers one process.
-    Several writers of one partition must share a guard, or each take a part of the limit.
-    """
+    """Counts bytes per partition and refuses a record beyond the limit, as the broker neither warns nor reports. It
+    covers one process: several writers must share one, or each take a part."""
 
     def __init__(self, limit_bytes: int = PARTITION_BYTES_MAX) -> None:
         if not 0 < limit_bytes <= PARTITION_BYTES_MAX:
@@ -205,10 +199,7 @@ class LogGuard:
         self._lock = threading.Lock()
 
     def reserve(self, topic: str, partition: int, record_bytes: int) -> int:
-        """Reserves `record_bytes` for a record of a partition. Raises EmbeddedLogFull beyond `limit_bytes`.
-
-        Returns how many bytes of the partition are reserved then.
-        """
+        """Reserves `record_bytes`; returns the partition's total. Raises EmbeddedLogFull beyond `limit_bytes`."""
         with self._lock:
             total_bytes = self._used_bytes.get((topic, partition), 0) + record_bytes
             if total_bytes > self.limit_bytes:
@@ -218,10 +209,8 @@ class LogGuard:
 
 
 def _library() -> ctypes.CDLL:
-    """Returns the librdkafka that confluent_kafka has loaded. Raises UnsupportedPlatform if none is found.
-
-    Another copy of the library would have its own state and other options.
-    """
+    """Returns the librdkafka that confluent_kafka has loaded; another copy would have its own state. Raises
+    UnsupportedPlatform."""
     if sys.platform == "win32":
         raise UnsupportedPlatform("marshal_py.embedded", "Windows", "use Linux, macOS or WSL, or a real broker")
     # First the extension module: a look-up in it also searches the libraries that it is linked to, whatever they are
@@ -418,19 +407,14 @@ class Broker:
         self._call_broker("rd_kafka_mock_broker_set_up", broker_id)
 
     def set_round_trip_ms(self, broker_id: int, round_trip_ms: int) -> None:
-        """Delays every answer of a broker by so many ms. 0 ends the delay.
-
-        Requests still take effect at once, so a `broker_down` during the delay loses only the answers.
-        """
+        """Delays every answer of a broker; 0 ends that. Requests take effect at once, so a `broker_down` meanwhile
+        loses only answers."""
         _require("round_trip_ms", round_trip_ms, 0, ROUND_TRIP_MS_MAX)
         self._call_broker("rd_kafka_mock_broker_set_rtt", broker_id, round_trip_ms)
 
     def fail_requests(self, api_key_name: str, *error_codes: int) -> None:
-        """Answers the next requests of a kind with these errors, one each. `KafkaError._TRANSPORT` disconnects.
-
-        `api_key_name` is a name in API_KEYS. A failed request has no effect. Code 0 lets a request pass, so (0, 0, 7)
-        fails the third one.
-        """
+        """Answers the next requests of a kind (API_KEYS) with these errors, one each, without effect;
+        `KafkaError._TRANSPORT` disconnects, 0 lets one pass."""
         codes = (ctypes.c_int * len(error_codes))(*error_codes)
         self._call("rd_kafka_mock_push_request_errors_array", _api_key(api_key_name), len(error_codes), codes)
 

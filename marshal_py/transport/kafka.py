@@ -117,10 +117,7 @@ class KafkaLog:
             self._wake_lock.release()
 
     def _start_following(self, log: int, offset: int) -> None:
-        """Makes the client read `log` from `offset` on.
-
-        Only the polling thread calls it, because the client admits no other thread at the same time.
-        """
+        """Makes the client read `log` from `offset` on. The polling thread alone: the client admits no other."""
         at = KafkaPartition(self.topic, log, offset)
         if not self._followed:
             # As in KafkaSource.learn_leaders: an assignment of an unknown topic waits for librdkafka's next look.
@@ -189,11 +186,8 @@ class KafkaLog:
             self._start_following(log, self._followed[log])  # likewise
 
     def _drop_producer(self, producer: Producer, error: KafkaError) -> None:
-        """Drops a producer that can never write again. The next append creates another one.
-
-        `error`: why it cannot write. This is how a missing right to Write shows first, because the idempotent producer
-        cannot be initialized then.
-        """
+        """Drops a producer that can never write again, because of `error`: a missing right to Write shows first here,
+        as the idempotent producer cannot be initialized. The next append makes another."""
         failed = PartitionError(self.topic, -1, f"the producer has failed permanently: {error.str()}")
         self._errors.refuse(WRITE, failed)
         self._note_error(error, WRITE)
@@ -248,10 +242,8 @@ class KafkaLog:
             consumer.close()
 
     def _is_group_refusal(self, message: Message) -> bool:
-        """Returns whether a message is an error about the group, which does no harm.
-
-        librdkafka looks up the group although a reader never uses it, and the right to do so may be missing.
-        """
+        """Returns whether an error is about the group, which librdkafka looks up though a reader never uses it:
+        harmless."""
         error = message.error()
         return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
 
@@ -334,10 +326,7 @@ class KafkaLog:
 
 
 def _in_thread(question: Callable[[], T]) -> Future[T]:
-    """Runs `question`, which may wait, in a thread of its own. Returns the future of its answer.
-
-    Such questions are rare, so a new thread for each costs little.
-    """
+    """Runs `question`, which may wait and is rare, in a thread of its own; returns the future."""
     answer: Future[T] = Future()
 
     def ask() -> None:
@@ -370,11 +359,9 @@ class KafkaTransport:
         connect_timeout_s: float,
         call: Callable[[Callable[[], object]], object] = call_directly,
     ) -> None:
-        """Connects once to learn the cluster's id.
-
-        `call` is given every call of the user's own `error_cb`, `stats_cb` and `logger` as a function, and runs it.
-        Raises ClusterUnreachable after `connect_timeout_s`, AuthenticationFailed, TlsMismatch, InvalidOption.
-        """
+        """Connects once to learn the cluster's id. `call` is given every call of the user's own `error_cb`, `stats_cb`
+        and `logger` as a function, and runs it. Raises ClusterUnreachable after `connect_timeout_s`,
+        AuthenticationFailed, TlsMismatch, InvalidOption."""
         self.given: settings.Settings = settings.from_user(servers)
         self._call = call
         self._settings = redirect_callbacks(self.given, call)
@@ -393,10 +380,8 @@ class KafkaTransport:
         )
 
     def _keep_statistics(self, text: str) -> None:
-        """Keeps a client's newest statistics (JSON). Is the `stats_cb` of every client, which calls it while polled.
-
-        It also calls the user's own `stats_cb`, and forgets clients that have been closed.
-        """
+        """The `stats_cb` of every client, called while polled: keeps the newest statistics (JSON), calls the user's,
+        forgets closed clients."""
         own = self._settings.get("stats_cb")
         if own is not None:
             own(text)

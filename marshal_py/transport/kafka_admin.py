@@ -113,13 +113,9 @@ class KafkaAdmin:
         return self._ask(what, lambda: ask_any_broker(self._client, ask, self._timeout_s), right)
 
     def _ask_coordinator(self, ask: Callable[[AdminClient, float], Future[T]]) -> T:
-        """Returns what a group's coordinator answers to `ask(client, request_timeout)`.
-
-        Raises KafkaException, TimeoutError. When such a request times out inside librdkafka (2.16) and a connection
-        comes back later, a failed assertion ends the process. So requests never time out there: the wait is limited by
-        this method, and a late request ends with its client. The next attempt uses a new client, also because a client
-        that has seen an outage may wait for a connection that it has given up.
-        """
+        """Returns a group coordinator's answer to `ask(client, request_timeout)`. Raises KafkaException, TimeoutError.
+        A request that times out inside librdkafka (2.16) ends the process if a connection comes back, so none does:
+        this method waits, and a late request ends with its client. The next attempt has a new one."""
         first_s = min(COORDINATOR_TIMEOUT_S, self._timeout_s)
         deadline = time.monotonic() + max(self._timeout_s, first_s + LIST_TIMEOUT_S_MIN)
         late: KafkaException | TimeoutError | None = None
@@ -186,11 +182,8 @@ class KafkaAdmin:
             raise error
 
     def wrong_settings(self, topic: str, partitions: int = COORDINATION_PARTITIONS) -> list[WrongTopicSetting]:
-        """Returns an error for every setting of the coordination topic that could lose history (L1).
-
-        `partitions`: how many the topic should have. The errors do not complain about the number, but their command
-        adds partitions to a topic that is still empty.
-        """
+        """Returns an error for every setting of the topic that could lose history (L1). The command adds missing
+        `partitions` to a topic that is empty."""
         found = self._wait_until_shown(topic, lambda: self.settings(topic))
         replicas = self._wait_until_shown(topic, lambda: self._replicas(topic))
         brokers = len(self.brokers())
@@ -199,11 +192,8 @@ class KafkaAdmin:
         return [*wrong_settings(topic, found, brokers, replicas, self._servers, self.can_grow(topic, partitions))]
 
     def can_grow(self, topic: str, partitions: int) -> int:
-        """Returns `partitions` if the coordination topic has fewer and is still empty; otherwise 0.
-
-        It is 0, too, if the cluster does not say. Once a Genesis record has fixed the partition count, additional
-        partitions are useless (L3).
-        """
+        """Returns `partitions` if the topic has fewer and is empty, else 0, as if the cluster does not say: a Genesis
+        fixes the count (L3)."""
         with contextlib.suppress(ClusterError):
             found = self.partition_count(topic) or partitions
             if found < partitions:
@@ -371,10 +361,8 @@ class KafkaAdmin:
             raise ClusterUnreachable(self._servers, f"the members of group {group}", reason) from error
 
     def _group(self, group: str, *, rights: bool = False) -> ConsumerGroupDescription:
-        """Returns the coordinator's description of a group. `rights`: whether to ask for our rights on it, too.
-
-        Raises KafkaException, TimeoutError.
-        """
+        """Returns the coordinator's description of a group, with our `rights` on it if asked. Raises KafkaException,
+        TimeoutError."""
 
         def ask(client: AdminClient, timeout_s: float) -> Future[ConsumerGroupDescription]:
             return client.describe_consumer_groups(
@@ -384,11 +372,8 @@ class KafkaAdmin:
         return self._ask_coordinator(ask)
 
     def allowed(self, kind: str, name: str) -> frozenset[str]:
-        """Returns the operations that this client may carry out on a topic or group, named as in ACLs.
-
-        `kind`: topic or group. Without an authorizer everything is allowed. Raises ClusterUnreachable, and TopicMissing
-        if the topic does not exist and this client may know that.
-        """
+        """Returns what this client may do on a topic or group (`kind`), named as in ACLs; everything without an
+        authorizer. Raises ClusterUnreachable, TopicMissing."""
         what = f"the rights on {kind} {name}"
         try:
             if kind == "topic":

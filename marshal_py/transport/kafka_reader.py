@@ -29,10 +29,8 @@ _REFUSED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.C
 
 
 class KafkaReader:
-    """Implements MessageReader over confluent_kafka, with one client for long ranges and one for short ones.
-
-    One thread at a time.
-    """
+    """A MessageReader over confluent_kafka, with a client for long ranges and one for short ones. One thread at a
+    time."""
 
     def __init__(self, given: Mapping[str, Any], client_id: str, fetch_wait_ms: int | None) -> None:
         self._errors = ConnectionErrors(given)
@@ -82,13 +80,9 @@ class KafkaReader:
     def _read(
         self, consumer: Consumer, at: dict[TopicPartition, int], ends: dict[TopicPartition, int], timeout_s: float
     ) -> Iterator[Sequence[Message]]:
-        """Yields the messages in the ranges. `at`: the start of each partition that is still being read.
-
-        A partition is finished when a message at or beyond its last wanted offset has come, or its end if that is not
-        below the range. So missing offsets do no harm, and a replica that lags behind the leader is waited for.
-        Messages are looked at one by one only where a partition ends: the rest of the work is done by functions that
-        loop in C.
-        """
+        """Yields the ranges' messages. `at`: the starts of unfinished partitions; one ends with a message at or beyond
+        its last offset, or its end if that is not below, so missing offsets do no harm and a lagging replica is waited
+        for. Only there messages are looked at one by one; the rest loops in C."""
         deadline, topic = time.monotonic() + timeout_s, next((tp.topic for tp in at), "")
         while at:
             found = consumer.consume(settings.PIECE_MESSAGES, 0)
@@ -129,12 +123,8 @@ class KafkaReader:
             consumer.incremental_unassign([KafkaPartition(*tp)])
 
     def _note(self, event: Message, at: dict[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
-        """Handles an event that is an error. `at`: the start of each partition that is still being read.
-
-        If a partition has no further messages in its range, it is removed from `at`. Raises RangeLost if the start is
-        outside the partition, AccessDenied without the right to read. Any other error is only noted, because librdkafka
-        retries it.
-        """
+        """Handles an error event; a partition without further messages leaves `at`. Raises RangeLost outside the
+        partition, AccessDenied; librdkafka retries others."""
         error, tp = event.error(), _place(event)
         assert error is not None
         if error.code() == KafkaError._PARTITION_EOF:

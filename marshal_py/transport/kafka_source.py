@@ -136,10 +136,7 @@ class KafkaSource:
     # --- with the client
 
     def _run(self, work: Callable[[], T]) -> T | None:
-        """Returns what `work` returns. The caller holds `_client_lock`.
-
-        Returns None, without running it, if the client is closed or this thread is inside the client already.
-        """
+        """Returns `work()`, under `_client_lock`; None if the client is closed or this thread is inside it already."""
         if self._inside:
             return None
         try:
@@ -207,10 +204,8 @@ class KafkaSource:
         self._unconfirmed = set()
 
     def _forget_unconfirmed(self) -> None:
-        """Unassigns every partition for which an interrupted `_apply` may have told the client something.
-
-        An exception such as Ctrl-C interrupts it. The wanted partitions are assigned again afterwards.
-        """
+        """Unassigns what an `_apply`, interrupted by Ctrl-C, may have told the client; the wanted ones are assigned
+        again."""
         for tp in self._unconfirmed:
             with contextlib.suppress(KafkaException):  # it was not assigned
                 self._consumer.resume([KafkaPartition(*tp)])
@@ -219,10 +214,8 @@ class KafkaSource:
         self._unconfirmed = set()
 
     def _note_ends(self, now: float) -> None:
-        """Notes the end offsets that came with the last fetches, for some partitions at each call.
-
-        Those whose end is unknown come first, then all in turn.
-        """
+        """Notes end offsets that came with fetches, for some partitions per call: first the unknown ones, then all in
+        turn."""
         fetched = self._assignments.fetched
         for tp in list(islice(self._ends_unknown, ENDS_AT_ONCE_MAX)):
             self._note_end(tp)
@@ -247,11 +240,8 @@ class KafkaSource:
             self._ends_unknown.discard(tp)
 
     def _note_skipped(self, quiet: Iterable[TopicPartition]) -> None:
-        """Notes where the client has passed the last message of a partition: what lies between holds no message.
-
-        The client's position is after the last message or control record that a poll has taken from its queue. Until
-        one of the present assignment has come, it may still be that of the assignment before.
-        """
+        """Notes where the client has passed a partition's last message. Until a record of the present assignment has
+        come, its position may be the one before's."""
         for tp, position in self._positions(quiet).items():
             if self._doubtful.get(tp) == position:
                 continue
@@ -356,11 +346,8 @@ class KafkaSource:
         return Chunk(tp, self._assignments.received(tp, (messages[-1].offset() or 0) + 1), messages)
 
     def _take_errors(self, messages: list[Message], now_ms: int) -> list[Message]:
-        """Handles the errors among the messages and returns the other messages.
-
-        Messages of a partition that come before its error are kept; those after it are dropped, because some may be
-        missing in between.
-        """
+        """Handles errors among the messages and returns the others, without those after their partition's error: some
+        may be missing in between."""
         good: list[Message] = []
         ended: set[TopicPartition] = set()
         for message in messages:

@@ -77,10 +77,8 @@ class KafkaTopics:
             self._wait_until_shown(name, partitions)
 
     def _wait_until_shown(self, name: str, partitions: int, old_id: str = "") -> None:
-        """Waits until the brokers show so many partitions, of another topic than the one with the id `old_id`.
-
-        Does not wait for a topic that this client may create or change and not see.
-        """
+        """Waits until the brokers show so many partitions of a topic without the id `old_id`; not for one that this
+        client may not see."""
 
         def shown() -> bool | None:
             for _ in range(SHOWN_ANSWERS):

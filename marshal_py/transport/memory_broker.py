@@ -67,10 +67,8 @@ class MemoryMessage:
 
 
 class MemoryBroker:
-    """Topics, committed offsets, Kafka groups and switches for faults. Any thread may call any method.
-
-    `clock`: the clock of its clients. `bootstrap_servers`: a name for it, which `connect` takes in the same process.
-    """
+    """Topics, committed offsets, Kafka groups and switches for faults. Any thread may call any method. `clock`: the
+    clock of its clients. `bootstrap_servers`: a name for it, which `connect` takes in the same process."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = SystemClock() if clock is None else clock

@@ -36,10 +36,7 @@ Advise = Callable[[str, Iterable[str]], str]
 
 
 def check(caller: str, names: Iterable[str], known: Iterable[str], advise: Advise = advice) -> None:
-    """Raises InvalidOption if one of the names is not known.
-
-    `caller`: what was called, for the error. `advise(name, known)` returns what it says of an unknown name.
-    """
+    """Raises InvalidOption for an unknown name. `caller`: what was called. `advise(name, known)`: what to say of it."""
     wanted = [*known]
     unknown = sorted({*names}.difference(wanted))
     if unknown:

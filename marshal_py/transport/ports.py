@@ -24,10 +24,8 @@ LATEST = "latest"
 
 
 class LogRecord(NamedTuple):
-    """A record of the coordination partition `log`. The fold reads neither `timestamp_ms` nor `key`.
-
-    Both are for people. `timestamp_ms` counts from 1970.
-    """
+    """A record of coordination partition `log`. `timestamp_ms` (since 1970) and `key` are for people; the fold reads
+    neither."""
 
     log: int
     offset: int
@@ -52,12 +50,8 @@ class RawMessage(Protocol):
 
 
 class Chunk(NamedTuple):
-    """Messages of one partition that were fetched together, in offset order.
-
-    `round` is the number of the assignment that fetched them (DataSource.assign). A chunk without messages says that
-    all messages below the offset `reached` have come, because those that were still to come there do not exist
-    (transactions leave such offsets behind).
-    """
+    """Messages of one partition fetched together, in order, by assignment `round`. Without messages: all below
+    `reached` have come (transactions leave offsets that do not exist)."""
 
     tp: TopicPartition
     round: int
@@ -73,10 +67,7 @@ class Bounds(NamedTuple):
 
 
 class TopicInfo(NamedTuple):
-    """A topic in the cluster. `partitions`: how many it has.
-
-    `topic_id` changes if the topic is deleted and created again. It is "" if the topic has no id.
-    """
+    """A topic and its number of `partitions`. `topic_id`: another if it is created again; "" without ids."""
 
     partitions: int
     topic_id: str = ""
@@ -91,10 +82,8 @@ class BrokerInfo(Struct, frozen=True):
 
 
 class ClusterInfo(NamedTuple):
-    """A cluster. `settings`: the configuration of a broker; {} if this client may not read it.
-
-    `partition_counts`: by name, of each topic that this client may see. `client_versions`: of the client libraries.
-    """
+    """A cluster. `settings`: a broker's, {} if this client may not read them. `partition_counts`: by topic that it may
+    see."""
 
     cluster_id: str
     brokers: tuple[BrokerInfo, ...]
@@ -113,10 +102,7 @@ class OutOfRange(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """Reports a partition that the cluster does not serve. `reason`: what the cluster said, as text for people.
-
-    `round` is the number of the assignment that failed (DataSource.assign).
-    """
+    """A partition that the cluster does not serve, in assignment `round`. `reason`: the cluster's text."""
 
     tp: TopicPartition
     reason: str
@@ -129,41 +115,27 @@ class Clock(Protocol):
         """Returns the present time on the three clocks of this machine."""
 
     def boot_ns(self) -> int:
-        """Returns the boot clock alone, in ns since the same zero as `Instant.boot_ms`.
-
-        It is read before every message.
-        """
+        """Returns the boot clock in ns since the zero of `Instant.boot_ms`; it is read before every message."""
 
 
 class CoordinationLog(Protocol):
-    """Reads and writes the coordination topic. `log` is everywhere the number of a coordination partition.
-
-    One thread calls `follow` and `poll`. Any thread may append, and appending never waits.
-    """
+    """Reads and writes the coordination topic; `log` is a coordination partition. One thread calls `follow` and `poll`;
+    any may append, which never waits."""
 
     def follow(self, log: int, offset: int) -> None:
         """Makes `poll` also return the records of `log`, from `offset` on."""
 
     def poll(self, timeout_s: float) -> list[LogRecord]:
-        """Returns new records of the followed logs, in order per log. Waits for the first one.
-
-        Returns [] if none has come after `timeout_s`. Raises HistoryTruncated or TopicRecreated once if a followed
-        offset is outside its log; other logs continue.
-        """
+        """Returns new records of followed logs, in order per log; [] after `timeout_s`. Raises HistoryTruncated or
+        TopicRecreated once for an offset outside its log; others continue."""
 
     def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
-        """Yields the records of `log` from offset `start` to `end` - 1, whether or not the log is followed.
-
-        Any thread may call it. The last list may go beyond `end`. Raises HistoryTruncated if the log begins after
-        `start`, TopicRecreated if the log ends before `start`, ClusterUnreachable if nothing came for `timeout_s`.
-        """
+        """Yields `log` from `start` to `end` - 1 (the last list may go beyond), on any thread. Raises HistoryTruncated,
+        TopicRecreated if it ends before `start`, ClusterUnreachable after `timeout_s` without any."""
 
     def append(self, log: int, key: bytes, value: bytes) -> bool:
-        """Queues a record and returns True. Never waits.
-
-        Returns False if the queue is full: then the record is not sent, and the caller tries again at a later tick.
-        True does not mean that the record was written: only reading it back shows that (T17). Raises MessageTooLarge.
-        """
+        """Queues a record; never waits. False if the queue is full: try again at a later tick. True proves nothing,
+        only reading back does (T17). Raises MessageTooLarge."""
 
     def bounds(self, log: int, timeout_s: float) -> Bounds:
         """Returns the first and the end offset of `log`. Raises ClusterUnreachable after `timeout_s`."""
@@ -181,11 +153,8 @@ class CoordinationLog(Protocol):
 
 
 class DataSource(Protocol):
-    """Fetches messages of the assigned partitions. One thread polls; another may assign at the same time.
-
-    `assign`, `unassign` and `pause` only note what is wanted, so they never wait. The polling thread, or `carry_out`,
-    tells the client.
-    """
+    """Fetches messages of assigned partitions. One thread polls, another may assign: `assign`, `unassign` and `pause`
+    only note, and the polling thread or `carry_out` tells the client."""
 
     def learn_leaders(self, topics: Iterable[str]) -> None:
         """Looks up the leaders of these topics' partitions, so that a later `assign` can fetch at once. May wait."""
@@ -208,23 +177,15 @@ class DataSource(Protocol):
         """Returns whether `tp` has an assignment that was not refused, so that messages may come."""
 
     def poll(self, timeout_s: float, max_messages: int) -> list[Chunk]:
-        """Returns at most `max_messages` new messages, as soon as there are any; [] after `timeout_s`.
-
-        Chunks without messages come first.
-        """
+        """Returns at most `max_messages` new messages, as soon as there are any; [] after `timeout_s`. Empty chunks
+        come first."""
 
     def poll_now(self, max_messages: int) -> list[Chunk] | None:
-        """Returns at most `max_messages` new messages that are here already. An event loop may call it.
-
-        Returns None, without a call of the client, if that would have to wait or could run code of the user.
-        """
+        """Returns at most `max_messages` that are here, for an event loop; None if that would wait or run user code."""
 
     def carry_out(self) -> None:
-        """Tells the client about assignments and pauses since the last poll. Never waits.
-
-        Does nothing while a polling thread is about to do so. Must not be called under a lock that the polling thread
-        may want.
-        """
+        """Tells the client about assignments and pauses; nothing if a polling thread is about to. Never under a lock
+        that this thread may want."""
 
     def out_of_range(self) -> list[OutOfRange]:
         """Returns the positions that the cluster has refused since the last call. They are no longer fetched."""
@@ -245,13 +206,9 @@ class MessageReader(Protocol):
     def read(
         self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], timeout_s: float
     ) -> Iterator[Sequence[RawMessage]]:
-        """Yields the messages of each partition from its start to before its end, as far as they exist.
-
-        `starts`, `ends`: offset by partition, for the same partitions of one topic. Messages of one partition come in
-        offset order. `ends` must not be beyond the ends of the leaders: a replica that has not received the last
-        offsets yet is waited for. Raises RangeLost for a start outside the partition, AccessDenied, ClusterUnreachable
-        when nothing came for `timeout_s`. Only one reading runs at a time: the next call ends an unfinished one.
-        """
+        """Yields each partition's messages from its start to before its end, in order. `ends` must not be beyond the
+        leaders': a lagging replica is waited for. One reading at a time: the next call ends it. Raises RangeLost,
+        AccessDenied, ClusterUnreachable after `timeout_s` without any."""
 
     def close(self) -> None: ...
 
@@ -272,36 +229,25 @@ class MessageWriter(Protocol):
         partition: int | None = None,
         timestamp_ms: int = 0,
     ) -> None:
-        """Queues one message; waits while the queue is full. `timestamp_ms`: since 1970, 0 means now.
-
-        Raises TopicMissing, InvalidOption, MessageTooLarge, EmbeddedLogFull, and the error of an earlier message that
-        the cluster refused.
-        """
+        """Queues one message; waits while the queue is full. `timestamp_ms`: since 1970, 0: now. Raises TopicMissing,
+        InvalidOption, MessageTooLarge, EmbeddedLogFull, or an earlier message's error."""
 
     def flush(self, timeout_s: float) -> None:
-        """Waits until every message is acknowledged. Raises the error of a message that the cluster refused.
-
-        Raises ClusterUnreachable if an acknowledgement is missing after `timeout_s`.
-        """
+        """Waits until all are acknowledged. Raises a refused message's error, or ClusterUnreachable after
+        `timeout_s`."""
 
     def close(self) -> None:
         """Drops queued messages and disconnects. Call `flush` before."""
 
 
 class TopicAdmin(Protocol):
-    """Creates, changes and deletes topics. With `dry_run` the cluster checks a request and carries nothing out.
-
-    All methods raise TopicRefused, AccessDenied, ClusterUnreachable; all but `create` also TopicMissing.
-    """
+    """Changes topics; with `dry_run` the cluster only checks. All raise TopicRefused, AccessDenied, ClusterUnreachable;
+    all but `create` TopicMissing."""
 
     def create(
         self, name: str, partitions: int, replication: int | None, config: Mapping[str, str], dry_run: bool
     ) -> None:
-        """Creates a topic. Raises TopicExists.
-
-        `replication`: how many replicas each partition has; None takes the cluster's default. `config`: the topic's
-        settings.
-        """
+        """Creates a topic. `replication` None: the cluster's default. `config`: its settings. Raises TopicExists."""
 
     def grow(self, name: str, partitions: int, dry_run: bool) -> None:
         """Adds partitions. `partitions`: how many the topic has afterwards, which must be more than before."""
@@ -318,10 +264,8 @@ class ClusterAdmin(Protocol):
     capabilities: frozenset[str]
 
     def prepare_coordination(self, topic: str, partitions: int) -> int:
-        """Creates the coordination topic if it is missing, and checks its settings (L1). Returns its partition count.
-
-        `partitions`: how many a new topic gets. Raises CoordinationTopicMissing, WrongTopicSetting.
-        """
+        """Creates the coordination topic with `partitions` if missing, and checks its settings (L1). Returns its count.
+        Raises CoordinationTopicMissing, WrongTopicSetting."""
 
     def describe_topic(self, topic: str) -> TopicInfo | None:
         """Returns partition count and id of a topic; None if the cluster says that it does not exist."""
@@ -338,18 +282,12 @@ class ClusterAdmin(Protocol):
     def bounds(
         self, tps: Sequence[TopicPartition], *, committed: bool = False, timeout_s: float | None = None
     ) -> dict[TopicPartition, Bounds]:
-        """Returns first and end offset of each partition.
-
-        With `committed` the end is the last stable offset, which is as far as read_committed consumers read. Raises
-        ClusterUnreachable after `timeout_s`, and after the connection's own time if that is shorter or it is None.
-        """
+        """Returns first and end offset of each partition; with `committed` the last stable one. Raises
+        ClusterUnreachable after the smaller of `timeout_s` and the connection's own time."""
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
-        """Returns for each partition the first offset whose message is at or after `time_ms` (since 1970).
-
-        Partitions without such a message are left out. Raises UnsupportedPlatform if the capability `time_lookup` is
-        missing.
-        """
+        """Returns each partition's first offset at or after `time_ms` (since 1970), if any. Raises UnsupportedPlatform
+        without `time_lookup`."""
 
     def bounds_and_times(
         self, tps: Sequence[TopicPartition], times_ms: Sequence[int], *, committed: bool = False
@@ -388,18 +326,13 @@ class Transport(Protocol):
         """Returns the clock by which clients of this transport keep their leases."""
 
     def log(self, topic: str, client_id: str, writes: bool = True) -> CoordinationLog:
-        """Opens the coordination topic `topic`. `writes`: whether the caller will append soon.
-
-        If it will not, no right to write is needed until it does.
-        """
+        """Opens the coordination topic. Without `writes` no right to write is needed until an append."""
 
     def source(
         self, group: str, client_id: str, settings: Mapping[str, Any], queue_bytes: int | None = None
     ) -> DataSource:
-        """Makes a source of data messages. `group`: the `group.id` that the client names to the brokers.
-
-        `queue_bytes`: how much to fetch ahead of `poll` before fetching stops, unless `settings` say otherwise.
-        """
+        """Makes a source. `group`: the `group.id` for the brokers. `queue_bytes`: what to fetch ahead, unless
+        `settings` say otherwise."""
         ...
 
     def admin(self) -> ClusterAdmin: ...

@@ -52,11 +52,8 @@ class ProducingTransport(Protocol):
 
 
 class KafkaProducer:
-    """Implements MessageWriter over confluent_kafka.
-
-    `on_written(tp, offset)` is called inside `write`, `poll` and `flush` for each message that the cluster
-    acknowledged.
-    """
+    """A MessageWriter over confluent_kafka. `on_written(tp, offset)`: inside `write`, `poll` and `flush`, per
+    acknowledged message."""
 
     def __init__(self, transport: ProducingTransport, on_written: OnWritten | None = None) -> None:
         self.written: int = 0  # acknowledged by the cluster
@@ -90,10 +87,7 @@ class KafkaProducer:
         self._enqueue(topic, value, key, list(headers), -1 if partition is None else partition, timestamp_ms)
 
     def _partitions(self, topic: str) -> int:
-        """Returns the topic's partition count.
-
-        It is asked before the first message, because the embedded broker would create a missing topic.
-        """
+        """Returns the topic's count; asked first, because the embedded broker would create a missing topic."""
         count = self._counts.get(topic)
         if count is None:
             found = self._admin.partition_count(topic)
@@ -103,11 +97,8 @@ class KafkaProducer:
         return count
 
     def _choose_partition(self, key: bytes | None, count: int) -> int:
-        """Returns the partition that librdkafka would choose by default for a message with this key.
-
-        Messages without a key take turns. The guard of the embedded broker must know the partition before the message
-        is sent.
-        """
+        """Returns librdkafka's default partition for a key, in turn without one: the embedded broker's guard must know
+        it before."""
         if key:
             return zlib.crc32(key) % count
         self._turn += 1

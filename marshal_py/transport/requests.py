@@ -52,10 +52,8 @@ _KINDS: Final = {
 
 
 def wait_until_shown(servers: str, topic: str, question: Callable[[], T | None]) -> T:
-    """Asks until the answer is not None, and returns it. Raises ClusterUnreachable after CREATED_TIMEOUT_S.
-
-    A broker may learn later of a new topic, or of a topic's new partitions, than the one that made them.
-    """
+    """Asks until the answer is not None: brokers may learn later of what another one made. Raises ClusterUnreachable
+    after CREATED_TIMEOUT_S."""
     deadline = time.monotonic() + CREATED_TIMEOUT_S
     while True:
         failed = ClusterUnreachable(servers, f"{topic} to appear", "it was created and is not shown")
@@ -71,10 +69,7 @@ def wait_until_shown(servers: str, topic: str, question: Callable[[], T | None])
 
 
 class Requester(AdminClient):
-    """An admin client for requests, with the errors of its connections.
-
-    librdkafka reports these errors only while the client is polled.
-    """
+    """An admin client for requests, with its connections' errors, which librdkafka reports only while it is polled."""
 
     errors: ConnectionErrors
 
@@ -96,10 +91,8 @@ def make_requester(given: settings.Settings, client_id: str) -> Requester:
 
 
 class SharedRequester:
-    """The client that all parts of one connection send their requests with: each client has a thread per broker.
-
-    It is made when it is first needed, and freed with its last user. Any thread may call any method.
-    """
+    """The client of all parts of one connection: each has a thread per broker. Made when needed, freed with its last
+    user; any thread may call."""
 
     def __init__(self, given: settings.Settings, client_id: str) -> None:
         self._given, self._client_id = given, client_id
@@ -130,10 +123,8 @@ class SharedRequester:
         del freed  # without the lock, because that ends the client's threads
 
     def replace(self, client: Requester, kept_s: float) -> None:
-        """Replaces the client, unless another thread has done so. Keeps the old one for `kept_s` seconds.
-
-        Until then other threads may still wait for answers to it.
-        """
+        """Replaces the client, unless another thread has, and keeps the old one for `kept_s`: others may wait for its
+        answers."""
         with self._lock:
             if self._client is client:
                 now_s = time.monotonic()
@@ -143,10 +134,7 @@ class SharedRequester:
 
 
 def _refresh_leaders(client: Requester, topics: Iterable[str], timeout_s: float) -> None:
-    """Requests the metadata of these topics, so that the client learns of new leaders.
-
-    librdkafka uses the leader epoch that it knows, and does not look again when a broker calls that epoch old.
-    """
+    """Requests these topics' metadata: librdkafka does not look again when a broker calls its leader epoch old."""
     with contextlib.suppress(KafkaException):  # the request itself will show what is wrong
         for topic in sorted(topics):
             metadata(client, topic, timeout_s)
@@ -155,10 +143,8 @@ def _refresh_leaders(client: Requester, topics: Iterable[str], timeout_s: float)
 def as_cluster_error(
     client: Requester, given: settings.Settings, error: KafkaException | TimeoutError, what: str, right: tuple[str, str]
 ) -> ClusterError:
-    """Returns the error of ours for a failed request: AccessDenied or ClusterUnreachable.
-
-    `what`: what was asked for, in words. `right`: the ACL operation and the resource name that AccessDenied shows.
-    """
+    """Returns AccessDenied or ClusterUnreachable for a failed request. `what`: in words; `right`: (ACL operation,
+    resource)."""
     kind = _KINDS.get(code_of(error))
     if kind is not None:
         return AccessDenied(principal_of(given), right[0], kind, right[1])
@@ -175,12 +161,8 @@ def list_offsets(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     exists: bool = False,
 ) -> list[dict[TopicPartition, int]]:
-    """Returns for each spec and each partition the offset that the spec asks for, -1 if there is none.
-
-    One request per spec asks for all partitions, and all requests wait together. `specs`: OffsetSpecs, for example
-    `OffsetSpec.latest()`. `exists`: the partitions are known to exist, so a broker that does not know them yet is asked
-    again.
-    """
+    """Returns for each OffsetSpec and partition its offset, or -1, by one request per spec, all at once. `exists`: a
+    broker that does not know the partitions yet is asked again."""
     deadline, passing = time.monotonic() + timeout_s, _MOVING | (_UNKNOWN if exists else frozenset())
     client.listen().forget()
     while True:
@@ -234,11 +216,8 @@ def list_bounds(
 
 
 def ask_any_broker(client: Requester, ask: Callable[[], Future[T]], timeout_s: float) -> T:
-    """Returns the result of a request that any broker can answer. Raises KafkaException, TimeoutError.
-
-    librdkafka (2.16) sends such requests to the broker that the metadata name as controller, and refreshes the metadata
-    only after half a minute, so this function refreshes them. (In KRaft any live broker may be named as controller.)
-    """
+    """Returns the result of a request for any broker. librdkafka (2.16) asks the controller of the metadata and
+    refreshes these after half a minute, so this does. Raises KafkaException, TimeoutError."""
     deadline = time.monotonic() + timeout_s
     while True:
         left_s = deadline - time.monotonic()

@@ -33,10 +33,7 @@ IN_A_LOOP: Final = "to start a coroutine of an event loop in it, call asyncio.ru
 
 
 class SerializationContext:
-    """Has the attributes of confluent_kafka.serialization.SerializationContext.
-
-    `field`: "key" or "value", whichever the bytes are.
-    """
+    """As confluent_kafka.serialization.SerializationContext. `field`: "key" or "value"."""
 
     __slots__ = ("field", "headers", "topic")
 
@@ -54,10 +51,8 @@ def context_of(raw: RawMessage, field: str) -> SerializationContext:
 
 
 def check_plain(option: str, value: object, way_out: str = IN_A_LOOP) -> None:
-    """Raises InvalidOption unless `value` is a function that does its work when it is called, without `await`.
-
-    `way_out`: for the error text, what to do with a coroutine function.
-    """
+    """Raises InvalidOption unless `value` is a function that does its work when called. `way_out`: for a coroutine
+    function."""
     if not callable(value):
         raise InvalidOption(option, value, "a function, or None")
     for one in (value, type(value).__call__):

@@ -138,10 +138,8 @@ def checked(given: Settings) -> Settings:
 
 
 def create_client(client: Callable[[dict[str, Any]], T], configuration: Mapping[str, Any]) -> T:
-    """Calls `client` with the configuration and returns the client of librdkafka that it makes.
-
-    Raises InvalidOption for a setting that librdkafka refuses, AuthenticationFailed if `oauth_cb` gives no token.
-    """
+    """Makes a client of librdkafka. Raises InvalidOption for a refused setting, AuthenticationFailed without a token of
+    `oauth_cb`."""
     try:
         return client(dict(configuration))
     except (KafkaException, TypeError, ValueError, SystemError) as error:
@@ -215,10 +213,8 @@ def data_reader(
 
 
 def _queue(size_bytes: int, given: Settings) -> Settings:
-    """Returns the settings with which librdkafka's queue holds `size_bytes`, and an answer of a broker half as much.
-
-    librdkafka fetches while its queue holds less than the first, and then adds all that the answer brings.
-    """
+    """Returns settings for a queue of `size_bytes` and answers of half as much: librdkafka fetches while it holds less,
+    and adds the answer."""
     largest = given.get("message.max.bytes", MESSAGE_BYTES)  # librdkafka refuses answers that hold less than one
     least = int(largest) if str(largest).isdecimal() else MESSAGE_BYTES  # what else it says of other values, it says
     return {

@@ -17,10 +17,7 @@ SAFE_SETTINGS: Final = {"min.insync.replicas": str(SAFE_ISR), "unclean.leader.el
 def check_settings(
     topic: str, found: Mapping[str, str], brokers: int, replicas: int, servers: str, grow_to: int = 0
 ) -> None:
-    """Raises WrongTopicSetting for the first setting that could lose history.
-
-    The error names a command that fixes all such settings. The arguments mean what they mean in `wrong_settings`.
-    """
+    """Raises WrongTopicSetting for the first setting that could lose history, as `wrong_settings`."""
     for error in wrong_settings(topic, found, brokers, replicas, servers, grow_to):
         raise error
 
@@ -28,12 +25,9 @@ def check_settings(
 def wrong_settings(
     topic: str, found: Mapping[str, str], brokers: int, replicas: int, servers: str, grow_to: int = 0
 ) -> Iterator[WrongTopicSetting]:
-    """Yields an error for every setting that could lose history; each names one command that fixes all of them.
-
-    `found`: the topic's settings. `brokers`: how many the cluster has. `replicas`: the topic's replication factor.
-    `grow_to`: the wanted partition count if the topic has fewer and is empty, else 0. (A broker that created the topic
-    automatically gave it the broker's default, often a single partition.)
-    """
+    """Yields an error for every setting that could lose history, with one command for all. `found`: the topic's;
+    `brokers`: how many; `replicas`: its factor; `grow_to`: the wanted count of an empty topic with fewer, else 0 (a
+    broker that created it gave it its default)."""
     right = KEEP_FOREVER | (SAFE_SETTINGS if brokers >= SAFE_BROKERS else {})
     pairs = ",".join(f"{key}={value}" for key, value in right.items())
     fix = f"kafka-configs.sh --bootstrap-server {servers} --alter --topic {topic} --add-config {pairs}"
