@@ -26,9 +26,7 @@ DAY: Final = "day"
 
 
 class Archived(NamedTuple):
-    """Says what a run did for one log. The archive already had the records [begin, first), and now also has [first,
-    end).
-    """
+    """One log in a run: the archive had the records [begin, first), and has [first, end) now."""
 
     log: int
     begin: int

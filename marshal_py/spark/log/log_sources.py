@@ -28,10 +28,8 @@ Raw = tuple[int, int, int, bytes | None, bytes | None]  # log, offset, time in m
 
 
 class LogSource(Protocol):
-    """Reads coordination logs from one place: a topic or a dump.
-
-    Every method raises CoordinationError, ClusterUnreachable, DumpDamaged, InvalidOption.
-    """
+    """Reads coordination logs from one place: a topic or a dump. Every method raises CoordinationError,
+    ClusterUnreachable, DumpDamaged, InvalidOption."""
 
     def spans(self) -> dict[int, Bounds]:
         """Returns, for each log that has records, its first offset and its end, as of now."""
@@ -41,10 +39,8 @@ class LogSource(Protocol):
 
 
 def root_of(origin: LogSource) -> Genesis | None:
-    """Returns the Genesis that holds for all logs (L3), or None if no client has written one.
-
-    Raises HistoryTruncated if it is deleted and no confirmed snapshot names it.
-    """
+    """Returns the Genesis for all logs (L3), None if nobody has written one. Raises HistoryTruncated if it is gone and
+    no snapshot names it."""
     first, end = origin.spans().get(0, Bounds(0, 0))
     records = origin.read(0, first, end) if first < end else ()
     found = root_among(first, ((offset, value) for _, offset, _, _, value in records))
@@ -56,8 +52,7 @@ def root_of(origin: LogSource) -> Genesis | None:
 @dataclass
 class TopicSource:
     """Reads a live coordination topic. `settings` are librdkafka's. `options`: they were given as options of a format,
-    where their names begin with `kafka.`.
-    """
+    where their names begin with `kafka.`."""
 
     settings: Mapping[str, Any]
     topic: str
@@ -84,9 +79,7 @@ class TopicSource:
         return {log: bounds for log, bounds in found.items() if bounds.first < bounds.end}
 
     def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
-        """Yields the records [first, end) of one log. Raises ClusterUnreachable after READ_TIMEOUT_S without a
-        record.
-        """
+        """Yields the records [first, end) of one log. Raises ClusterUnreachable after READ_TIMEOUT_S."""
         with closing(self._reader()) as reader:
             for record in reader.records({log: end}, {log: first}):
                 if record.offset < end:
@@ -95,9 +88,7 @@ class TopicSource:
 
 @dataclass
 class DumpSource:
-    """Reads a file of `marshal log dump`. Every task reads all of it, because each checksum depends on those before
-    it.
-    """
+    """Reads a dump file; every task reads all of it, because each checksum depends on those before."""
 
     path: str
 
@@ -114,9 +105,7 @@ class DumpSource:
 
 def source_of(options: Mapping[str, str]) -> LogSource:
     """Returns the source that a format's options name: `path`, or `bootstrap.servers`, `kafka.*`, `coordination_topic`.
-
-    Raises InvalidOption.
-    """
+    Raises InvalidOption."""
     path, servers = options.get("path"), options.get("bootstrap.servers") or options.get("kafka.bootstrap.servers")
     if (path is None) == (servers is None):
         rule = "give bootstrap.servers (a live topic) or path (a dump), not both"

@@ -20,10 +20,7 @@ PREFIX: Final = "marshal_"
 
 
 class Question(NamedTuple):
-    """A question and its SQL, which queries the views that `views` creates.
-
-    `:at` in the SQL stands for a time that the caller gives.
-    """
+    """A question and its SQL over the views of `views`; `:at` is a time that the caller gives."""
 
     title: str
     sql: str
@@ -209,10 +206,8 @@ def _answer(spark: SparkSession, name: str, at: datetime | None) -> DataFrame:
 
 
 def check_questions(names: Sequence[str], at: datetime | None) -> list[str]:
-    """Returns the names of the questions to answer. Raises InvalidOption.
-
-    If `names` is empty, these are all questions; those that need a time are left out if `at` is None.
-    """
+    """Returns the questions of these names, or all, without those that need a time if `at` is None. Raises
+    InvalidOption."""
     for name in names:
         if name not in QUESTIONS:
             raise InvalidOption("questions", name, f"of {', '.join(QUESTIONS)}")

@@ -189,9 +189,6 @@ class _Session:
         return self.cursor.fetchall() if statement.rows else self.cursor.rowcount
 
     def close(self) -> None:
-        """Rolls back what was not committed, and closes the connection.
-
-        Without the roll-back, sqlite3 would stay locked as long as a statement is open.
-        """
+        """Rolls back what was not committed (else sqlite3 stays locked while a statement is open) and closes."""
         self.connection.rollback()
         self.connection.close()

@@ -68,10 +68,8 @@ class DeltaEntry(lakes.LakeEntry):
         return rows.select(types.names)  # delta-rs itself checks the rows against NOT NULL and CHECK
 
     def _fit(self, given: pa.Schema) -> DeltaTable:
-        """Returns the table, after checking that rows of the schema `given` fit it.
-
-        With `merge_schema` adds their new columns to it. Raises InvalidOption.
-        """
+        """Returns the table if rows of this schema fit it, with their new columns by `merge_schema`. Raises
+        InvalidOption."""
         table = self._ensure_table(lambda: given)
         rules = Rules(table, self.name)
         check_names(self.name, given.names, rules.names, self._output.merge_schema)
@@ -87,10 +85,8 @@ class DeltaEntry(lakes.LakeEntry):
         return self._ensure_table(lambda: None)
 
     def _ensure_table(self, columns: Callable[[], pa.Schema | None]) -> DeltaTable:
-        """Returns the table that this entry was checked against, and creates it if there was none.
-
-        After that the entry is checked again, because another writer may have created the table first.
-        """
+        """Returns the table, created if there was none; then checks the entry again: another writer may have created it
+        first."""
         if self._table is None:
             self._table = self._output.make(columns)
             self.recheck(delta_ranges.known_in(self._table, self.spans))
@@ -156,10 +152,7 @@ class DeltaOutput(lakes.LakeOutput):
             return None
 
     def make(self, columns: Callable[[], pa.Schema | None]) -> DeltaTable:
-        """Creates the table if it does not exist, with the schema that `columns` returns.
-
-        Raises InvalidOption if the schema is None.
-        """
+        """Creates the table if it does not exist, with the schema of `columns`. Raises InvalidOption for None."""
         schema = columns()
         if schema is None:
             raise InvalidOption("uri", self.uri, "a table that exists, or an entry with rows to create it from")

@@ -27,10 +27,8 @@ _INCARNATION: Final = ((0, 7), (7, 14), (14, 16))  # the bytes of an incarnation
 
 
 def known_in(table: DeltaTable, spans: Mapping[Source, Span]) -> dict[Source, Kept]:
-    """Returns what the table knows of these sources, with the tokens of the groups that the spans name.
-
-    Raises InvalidOption for a table that an older version has written.
-    """
+    """Returns what the table knows of these sources, with the tokens of the spans' groups. Raises InvalidOption for an
+    older version's table."""
     found = {}
     for source, span in spans.items():
         if table.transaction_version(f"marshal/{source.tp}/log") is not None:

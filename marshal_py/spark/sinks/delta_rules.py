@@ -46,9 +46,7 @@ class Rules:
     names: list[str]
 
     def __init__(self, table: DeltaTable, name: str) -> None:
-        """Reads the table's rules. `name`: the table's, for errors. Raises InvalidOption if this writer cannot keep
-        them.
-        """
+        """Reads the rules of the table `name`. Raises InvalidOption if this writer cannot keep them."""
         self._name = name
         self._fields: dict[str, dict[str, Any]] = {
             field["name"]: field for field in json.loads(table.schema().to_json())["fields"]
@@ -79,10 +77,7 @@ class Rules:
     __hash__ = None  # type: ignore[assignment]  # nobody needs it
 
     def check_types(self, given: Schema) -> list[Field]:
-        """Checks that the columns of rows have the table's types. Returns the columns that the table does not have.
-
-        Raises InvalidOption.
-        """
+        """Returns the columns that the table lacks. Raises InvalidOption for another type."""
         new = []
         for field in given.fields:
             found, known = json.loads(field.to_json()), self._fields.get(field.name)
@@ -115,10 +110,8 @@ class Rules:
 
 
 def _fits(known: Any, found: Any) -> bool:
-    """Tells whether values of the type `found` may be in a column of the type `known`. Both as Delta's JSON has them.
-
-    Only at the top of a row NULLs are looked for; deeper, a type that may hold them does not fit one that may not.
-    """
+    """Returns whether type `found` may be in a column of type `known`, in Delta's JSON. NULLs are looked for at the top
+    alone; deeper, a type that may hold them does not fit one that may not."""
     if not isinstance(known, dict) or not isinstance(found, dict):
         return bool(known == found)
     if known["type"] != found["type"]:

@@ -44,20 +44,15 @@ NEEDED: Final = ("topic", "partition", "offset", "source")
 
 
 class Entry(ABC):
-    """Writes a batch into a table. Nothing that it writes counts before `commit`.
-
-    It is a context manager: leaving the `with` block without `commit` drops the batch.
-    """
+    """Writes a batch into a table. Leaving its `with` block without `commit` drops it."""
 
     name: str
     spans: Mapping[Source, Span]
     missing: Mapping[Source, Ranges]  # the offsets of the batch that the table does not have
 
     def __init__(self, name: str, spans: Mapping[Source, Span], known: Mapping[Source, Kept]) -> None:
-        """Begins an entry in the table `name`, which knows `known` of the sources.
-
-        Raises WriteFenced, OffsetsUnclear.
-        """
+        """Begins an entry in the table `name`, which knows `known` of the sources. Raises WriteFenced,
+        OffsetsUnclear."""
         self.name, self.spans = name, spans
         self.seen: dict[Source, Kept] = {source: known.get(source, Kept()) for source in spans}
         check_fence(name, spans, self.seen)
@@ -84,9 +79,7 @@ class Entry(ABC):
         return {source: self.seen[source].after(span) for source, span in self.spans.items()}
 
     def recheck(self, known: Mapping[Source, Kept]) -> None:
-        """Checks that no other writer has written these partitions since the entry began. Raises WriteFenced,
-        TableChanged.
-        """
+        """Raises WriteFenced or TableChanged if another writer has written these partitions since the entry began."""
         check_fence(self.name, self.spans, known)
         for source, seen in self.seen.items():
             if known.get(source, Kept()).finished != seen.finished:
@@ -134,20 +127,15 @@ class Table(Protocol[E_co]):
 
 
 class Report(NamedTuple):
-    """Says what became of a batch. `written`: which offsets of each partition were written.
-
-    `left_out`: the others, with the reason.
-    """
+    """What became of a batch: by partition the offsets `written`, and `left_out` with the reason."""
 
     written: Mapping[Source, Ranges]
     left_out: tuple[LeftOut, ...]
 
 
 def _write(table: Table[E], spans: Mapping[Source, Span], write: Callable[[E], object]) -> Report:
-    """Writes a batch; tries again if another writer was faster. What later owners have is left out.
-
-    Raises TableChanged and WriteFenced if others were faster TRIES_MAX times.
-    """
+    """Writes a batch; tries again if another writer was faster, TRIES_MAX times. What later owners have is left out.
+    Raises TableChanged, WriteFenced."""
     mine, fenced = dict(spans), dict[Source, Span]()
     for left in reversed(range(TRIES_MAX)):
         try:
@@ -258,10 +246,7 @@ class Rows:
     spans: dict[Source, Span]
 
     def __init__(self, df: DataFrame) -> None:
-        """Takes rows of format("marshal"), from a stream or a batch read.
-
-        Raises InvalidOption for rows of a stream without their token.
-        """
+        """Takes rows of a stream or batch read. Raises InvalidOption for a stream's rows without token."""
         from pyspark.sql import functions as F
 
         self._df = df

@@ -89,10 +89,7 @@ class IcebergEntry(lakes.LakeEntry):
             refuse(self.name, f"NOT NULL of {name}", [broken])
 
     def _fit(self, given: pa.Schema) -> None:
-        """Checks that rows of the schema `given` fit the table. With `merge_schema` adds their new columns to it.
-
-        Raises InvalidOption.
-        """
+        """Raises InvalidOption unless rows of this schema fit the table, whose new columns `merge_schema` adds."""
         expected = self._table.schema().as_arrow()
         check_names(self.name, given.names, expected.names, self._output.merge_schema)
         for name in expected.names:

@@ -48,9 +48,7 @@ class LakeEntry(guards.Entry):
             self._rows = self._fitted(rows)
 
     def commit(self) -> None:
-        """Adds the rows and their offsets, in one commit. Raises WriteFenced, or TableChanged if another writer has
-        written the partitions or changed the table's columns.
-        """
+        """Adds rows and offsets in one commit. Raises WriteFenced, TableChanged."""
         for left in reversed(range(COMMITS_MAX)):
             self._prepare()
             try:
@@ -79,10 +77,8 @@ class LakeEntry(guards.Entry):
 
     @abstractmethod
     def _read_again(self) -> Mapping[Source, Kept]:
-        """Reads the table as it is now, and returns what it knows of the entry's sources.
-
-        Raises TableChanged if rows that were checked may not fit any more.
-        """
+        """Reads the table and what it knows of the entry's sources. Raises TableChanged if checked rows may not fit any
+        more."""
 
 
 class LakeOutput(ABC):
@@ -144,10 +140,8 @@ class LakeOutput(ABC):
         return source
 
     def _rows_from(self, source: Source, to: int, where: str | None, several: bool) -> str:
-        """Returns the condition, in the table's SQL, for the rows of a source from offset `to` on.
-
-        `several`: whether the table has several topics of the name. Raises InvalidOption.
-        """
+        """Returns the SQL condition for a source's rows from offset `to` on. `several` topics have the name. Raises
+        InvalidOption."""
         wanted = {
             "topic": f"topic = '{source.topic}'",
             "partition": f"partition = {source.partition}",
@@ -178,9 +172,8 @@ class LakeOutput(ABC):
 
 
 def check_names(name: str, given: list[str], expected: list[str], merge_schema: bool) -> None:
-    """Checks that rows have exactly the table's columns, in any order; with `merge_schema` they may have others. Raises
-    InvalidOption.
-    """
+    """Raises InvalidOption unless rows have exactly the table's columns, in any order; with `merge_schema` also
+    others."""
     if len(set(given)) < len(given):
         raise InvalidOption("rows", given, "each column once")
     if merge_schema or set(given) == set(expected):

@@ -32,11 +32,8 @@ Broken = tuple[int, int | None]  # how many rows break a rule, and the lowest of
 
 
 class DataFile(NamedTuple):
-    """One Parquet file. `path` is relative to the table's folder, `size` is in bytes.
-
-    `values`: the value of each partition column. `stats`: statistics of Delta's form. `broken`: by rule, the rows that
-    break it; rules that all keep are not in it.
-    """
+    """One Parquet file: `path` in the table's folder, `size` in bytes, `values` of the partition columns, Delta's
+    `stats`, and by rule the rows that are `broken`."""
 
     path: str
     size: int
@@ -52,10 +49,8 @@ def spark_uri_of(uri: str) -> str:
 
 
 def not_null(df: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Returns the rows with these columns as ones that cannot hold NULL, which Spark writes as required columns.
-
-    Spark believes a schema of columns that cannot be NULL and looks at no row. So the tasks look, and fail.
-    """
+    """Returns the rows with these columns as required ones. Spark believes such a schema and looks at no row, so the
+    tasks look, and fail."""
     from pyspark.sql import types
 
     def checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -102,10 +97,8 @@ def refuse(name: str, rule: str, broken: Sequence[Broken]) -> NoReturn:
 def write_files(
     df: DataFrame, root: str, partition_by: Sequence[str], rules: Mapping[str, str] | None = None
 ) -> list[DataFile]:
-    """Writes the rows into a new folder below `root`; returns the files that have rows.
-
-    `rules`: by their names, conditions in Spark's SQL that must be true for every row.
-    """
+    """Writes the rows into a new folder below `root`; returns the files that have rows. `rules`: SQL conditions by name
+    that must hold."""
     from pyspark.sql import functions as F
 
     name = f"marshal-{uuid.uuid4().hex}"
@@ -178,10 +171,8 @@ def _time(micros: int) -> str:
 
 
 def _stats(rows: int, columns: Mapping[str, Indexed], found: Sequence[Any]) -> dict[str, Any]:
-    """Returns Delta's statistics of one file. `found`: for each column the count, the least and the greatest value.
-
-    A column whose bounds JSON cannot hold has none: NaN, infinity, years beyond Python's.
-    """
+    """Returns Delta's statistics of a file from the count, least and greatest of each column; none for what JSON cannot
+    hold (NaN, infinity, far years)."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}

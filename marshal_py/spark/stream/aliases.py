@@ -18,10 +18,8 @@ _PAIR: Final = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;]+))""")
 
 
 class Alias(NamedTuple):
-    """Says what a foreign option becomes. `name` is our name for it, or "" if nothing is to be set.
-
-    `convert` turns the value into ours, or raises ValueError with the rule that the value breaks.
-    """
+    """What a foreign option becomes: our `name` ("": nothing), and `convert`, which returns our value or raises
+    ValueError with the rule."""
 
     name: str
     convert: Callable[[str], str] = str
@@ -140,11 +138,8 @@ class Translated(NamedTuple):
 
 
 def translate(options: Mapping[str, str], *, batch_read: bool = False) -> Translated:
-    """Returns the options under our names, in lower case. `batch_read`: True for the options of a batch read,
-    False for those of a stream.
-
-    Raises InvalidOption for an option that has no equivalent here, and if two names give one option two values.
-    """
+    """Returns the options under our names, in lower case. `batch_read`: of a batch read, not a stream. Raises
+    InvalidOption without an equivalent, or for two values of one option."""
     known, refused = _ALIASES, _REFUSED
     if batch_read:
         known, refused = known | _BATCH_READ_ALIASES, refused | _REFUSED_IN_BATCH_READS
@@ -168,11 +163,8 @@ def translate(options: Mapping[str, str], *, batch_read: bool = False) -> Transl
 
 
 def from_java(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a client's settings for librdkafka. Settings that only Java's client knows are translated.
-
-    A `sasl.jaas.config` with a password becomes `sasl.username` and `sasl.password`. Raises InvalidOption for a setting
-    that librdkafka has no equivalent for.
-    """
+    """Returns librdkafka's settings for Java's, a `sasl.jaas.config` included. Raises InvalidOption without an
+    equivalent."""
     for name, rule in JAVA.items():
         if name in settings:
             raise InvalidOption(f"kafka.{name}", settings[name], rule)
@@ -193,11 +185,8 @@ def from_java(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def named_as_written(kafka: Mapping[str, Any]) -> Iterator[None]:
-    """Lets an InvalidOption name a setting as the caller of a source writes it: it begins with `kafka.`.
-
-    Each place where a source makes a client of librdkafka is in such a block. `kafka`: the settings that the caller
-    gave.
-    """
+    """Has an InvalidOption name a setting as the caller writes it, with `kafka.`, around each client of librdkafka.
+    `kafka`: the caller's settings."""
     try:
         yield
     except InvalidOption as error:

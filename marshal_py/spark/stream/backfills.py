@@ -58,9 +58,7 @@ class BackfillOptions(ReadOptions):
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> BackfillOptions:
-        """Parses options, given under our names or those of Spark's own Kafka source. Raises InvalidOption,
-        InvalidName.
-        """
+        """Parses options, also under Spark's own names. Raises InvalidOption, InvalidName."""
         options, given_names = translate(given, batch_read=True)
         if "group" in options:
             raise InvalidOption("group", options["group"], _GROUP)
@@ -99,10 +97,8 @@ class BackfillReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Returns the tasks that read the messages between the two points.
-
-        Raises TopicMissing, InvalidOption, PositionOutOfRange, ClusterUnreachable, AccessDenied.
-        """
+        """Returns the tasks. Raises TopicMissing, InvalidOption, PositionOutOfRange, ClusterUnreachable,
+        AccessDenied."""
         kafka = self.options.kafka
         with named_as_written(kafka), closing(KafkaTransport(kafka, self.options.connect_timeout_s).admin()) as admin:
             return partitions_of(self._pieces(admin), self.options, once=False)
@@ -129,9 +125,7 @@ class BackfillReader(DataSourceReader):
         ]
 
     def _partitions(self, admin: ClusterAdmin) -> tuple[list[TopicPartition], dict[str, str]]:
-        """Returns the partitions that `start` or `until` names, or all partitions of the topics if neither names
-        any; and the id of each topic.
-        """
+        """Returns the partitions that `start` or `until` names, or all of the topics, and each topic's id."""
         options = self.options
         counts: dict[str, int] = {}
         ids: dict[str, str] = {}

@@ -16,20 +16,15 @@ from marshal_py.errors import InvalidOption
 def check_maker(
     offset: Mapping[str, Any], field: str, kind: type, committed: Mapping[str, Any], more: str = ""
 ) -> None:
-    """Checks that an offset was made by the source whose offsets have a `field` of type `kind`. Raises InvalidOption.
-
-    `committed`: the offset at which the query is, which the error shows. `more`: follows the rule in its text.
-    """
+    """Raises InvalidOption unless the offset has a `field` of type `kind`, as the source's. `committed`: where the
+    query is, `more`: for the text."""
     if not isinstance(offset.get(field), kind):
         rule = f"the folder holds the checkpoint of another source: use a new folder{more}"
         raise InvalidOption("checkpointLocation", json.dumps(committed), rule)
 
 
 def other_log(found: str, incarnation: bytes) -> str:
-    """Returns what is wrong with a checkpoint that names the incarnation `found` of the coordination topic, in hex.
-
-    Returns "" if that is this one, `incarnation`.
-    """
+    """Returns what is wrong with a checkpoint of the incarnation `found`, in hex; "" if that is `incarnation`."""
     if found == incarnation.hex():
         return ""
     return "the checkpoint is from another coordination topic, or from before it was created again"

@@ -28,10 +28,8 @@ DIGEST_BYTES: Final = 64
 
 
 class CommitSocket:
-    """Listens in the source's process for reports of commits. A thread of its own calls `on_commit` with each digest.
-
-    Making it raises AttributeError if the system has no Unix sockets, OSError if none can be made.
-    """
+    """Listens in the source's process: a thread calls `on_commit` with each digest. Raises AttributeError without Unix
+    sockets, OSError if none can be made."""
 
     def __init__(self, on_commit: Callable[[str], None]) -> None:
         self._on_commit = on_commit
@@ -76,9 +74,7 @@ class CommitSocket:
 
 
 def report(address: str, end: str) -> bool:
-    """Reports that Spark has committed the batch with this end offset (JSON). Returns False if the report could not be
-    sent.
-    """
+    """Reports the committed batch with this end offset (JSON). False if that could not be sent."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
             sending.setblocking(False)  # if the process does not read, the report is dropped

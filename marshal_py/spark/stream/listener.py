@@ -29,9 +29,7 @@ logger: Final = logging.getLogger("marshal_py.spark")
 
 
 class Progress(NamedTuple):
-    """One batch of one query, as its member saw it. `lag` is in messages, summed over all partitions
-    that the member owns.
-    """
+    """One batch of one query, as its member saw it. `lag`: messages, over all partitions that it owns."""
 
     query: str
     batch: int
@@ -46,10 +44,7 @@ Export = Callable[[Progress], None]
 
 
 class CommitListener(StreamingQueryListener):
-    """Reports each batch to the sources of `format("marshal")` as soon as Spark has committed it.
-
-    It can do so because Spark posts a progress event once the batch is in its commit log.
-    """
+    """Reports each batch to our sources as soon as Spark has committed it: the event follows the commit log."""
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Does nothing. Spark calls it when a query starts."""
@@ -66,8 +61,7 @@ class CommitListener(StreamingQueryListener):
 
 class QueryListener(CommitListener):
     """Does what CommitListener does; also logs the progress of each `format("marshal")` query and passes it to
-    `export`.
-    """
+    `export`."""
 
     def __init__(self, export: Export | None = None) -> None:
         self._export = export
@@ -120,9 +114,8 @@ def _report(text: Any) -> dict[str, Any] | None:
 
 def prometheus_gauges(registry: Any = None) -> Export:
     """Returns an `export` for QueryListener. It sets a gauge per query and group: marshal_spark_lag, _claims, _rows.
-
-    `registry` is by default the global one of prometheus-client. Raises UnsupportedPlatform without prometheus-client.
-    """
+    `registry` is by default the global one of prometheus-client. Raises UnsupportedPlatform without
+    prometheus-client."""
     try:
         from prometheus_client import REGISTRY, Gauge
     except ImportError as error:

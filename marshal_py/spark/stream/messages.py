@@ -29,10 +29,7 @@ class Run(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column: its type as Spark's simple string and for Arrow, and the function that makes it.
-
-    `take` makes it from the messages of several Runs together. If it is None, `of_run` makes it for each Run.
-    """
+    """A column: Spark's simple type, Arrow's, and `take`, which makes it from several Runs, or `of_run` from one."""
 
     spark: str
     arrow: pa.DataType
@@ -96,10 +93,7 @@ COLUMNS: Final = tuple(_COLUMNS)
 
 
 def columns_of(text: str | None) -> tuple[str, ...]:
-    """Returns the columns that the text of the option `columns` names, in its order, or all for None.
-
-    Raises InvalidOption.
-    """
+    """Returns the columns that the option names, in its order; all for None. Raises InvalidOption."""
     if text is None:
         return COLUMNS
     names = tuple(name.strip().lower() for name in text.split(","))
@@ -114,9 +108,7 @@ def spark_schema(columns: Sequence[str] = COLUMNS) -> str:
 
 
 def check_schema(found: str, columns: Sequence[str]) -> None:
-    """Checks that `found`, a schema as `StructType.simpleString` gives it, has exactly `columns`. Raises
-    InvalidOption.
-    """
+    """Raises InvalidOption unless the simple string `found` has exactly `columns`."""
     if found != f"struct<{','.join(f'{name}:{_COLUMNS[name].spark}' for name in columns)}>":
         raise InvalidOption(
             "schema",

@@ -67,9 +67,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], columns: tuple[str, ...] | None = None) -> ReadOptions:
-        """Parses these options of a source. `columns`, if given, is used instead of the option. Raises
-        InvalidOption.
-        """
+        """Parses a source's options; `columns` replaces the option. Raises InvalidOption."""
         return ReadOptions(
             columns=columns_of(options.get("columns")) if columns is None else columns,
             min_partitions=count(options, "min_partitions", 0) if "min_partitions" in options else None,
@@ -98,10 +96,7 @@ class StreamOptions(ReadOptions):
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> StreamOptions:
-        """Parses the options of a stream, given under our names or those of Spark's own Kafka source.
-
-        Raises InvalidOption, InvalidName.
-        """
+        """Parses a stream's options, also under Spark's own names. Raises InvalidOption, InvalidName."""
         options, given_names = translate(given)
         check_names(options, OPTIONS)
         try:
@@ -163,9 +158,7 @@ class StreamOptions(ReadOptions):
 
 
 def topics_of(text: str) -> tuple[str, ...]:
-    """Returns the topics that the text of the option `topics` names, with commas between them. Raises InvalidOption,
-    InvalidName.
-    """
+    """Returns the topics of the option, between commas. Raises InvalidOption, InvalidName."""
     return check_topics([topic.strip() for topic in text.split(",") if topic.strip()])
 
 
@@ -178,10 +171,7 @@ def count(options: Mapping[str, str], name: str, default: int) -> int:
 
 
 def kafka_options(options: Mapping[str, str]) -> settings.Settings:
-    """Returns librdkafka's settings from a source's options: `bootstrap.servers`, and all that begin with `kafka.`.
-
-    Raises InvalidOption.
-    """
+    """Returns librdkafka's settings: `bootstrap.servers` and all with `kafka.`. Raises InvalidOption."""
     given: settings.Settings = {
         key.removeprefix("kafka."): value for key, value in options.items() if key.startswith("kafka.")
     }
@@ -191,10 +181,7 @@ def kafka_options(options: Mapping[str, str]) -> settings.Settings:
 
 
 def as_options(given: Mapping[str, Any]) -> dict[str, str]:
-    """Returns librdkafka's settings as options of a source, which is the reverse of `kafka_options`.
-
-    Options are texts, so callbacks and other objects raise InvalidOption.
-    """
+    """The reverse of `kafka_options`. Raises InvalidOption for callbacks and other objects: options are texts."""
     options: dict[str, str] = {}
     for key, value in given.items():
         if not isinstance(value, str | int | float):
@@ -205,10 +192,7 @@ def as_options(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_names(options: Mapping[str, str], known: Sequence[str]) -> None:
-    """Checks that each option is in `known` or begins with `kafka.`.
-
-    Raises InvalidOption for an option that is misspelt or not for this source.
-    """
+    """Raises InvalidOption for an option that is neither in `known` nor begins with `kafka.`."""
     for name in options:
         if name not in known and not name.startswith("kafka."):
             raise InvalidOption(name, options[name], f"kafka.* or one of {', '.join(sorted(known))}")

@@ -71,9 +71,7 @@ _REFUSED: Final = frozenset(
 
 
 class RangePartition(InputPartition):
-    """One task, with everything that it needs. It refers to no reader: Spark pickles readers before it plans
-    tasks.
-    """
+    """One task with all that it needs, and no reader: Spark pickles readers before it plans tasks."""
 
     kafka: dict[str, Any]
     timeout_s: float
@@ -88,11 +86,8 @@ class RangePartition(InputPartition):
         once: bool,
         columns: Sequence[str] = COLUMNS,
     ) -> None:
-        """Takes the ranges of one task (`pieces`) and librdkafka's settings (`kafka`).
-
-        `timeout_s`: the task fails after so many seconds without progress. With `once`, a second attempt of the task
-        fails.
-        """
+        """`pieces`: its ranges; `kafka`: librdkafka's settings; `timeout_s` without progress fails it; with `once` a
+        second attempt fails."""
         super().__init__(tuple(pieces))
         self.kafka, self.timeout_s, self.once, self.columns = dict(kafka), timeout_s, once, tuple(columns)
 
@@ -106,10 +101,8 @@ def partitions_of(pieces: Iterable[Piece], options: ReadOptions, *, once: bool) 
 
 
 def read_ranges(task: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yields the messages of a task's ranges. The messages of one partition come in order.
-
-    Raises RangeLost, BatchRefused, PartitionError, ClusterUnreachable.
-    """
+    """Yields a task's messages, each partition's in order. Raises RangeLost, BatchRefused, PartitionError,
+    ClusterUnreachable."""
     if not isinstance(task, RangePartition):
         return  # where a source plans no partitions, Spark makes up one that has no value
     pieces: tuple[Piece, ...] = task.value
@@ -181,10 +174,7 @@ class _RangeReader:
             yield batch
 
     def _batch(self, task: RangePartition) -> pa.RecordBatch | None:
-        """Returns the next batch, or None once everything is read.
-
-        It has fewer rows if the broker is slow, or the messages are large.
-        """
+        """Returns the next batch, smaller if the broker is slow or messages are large; None at the end."""
         runs: list[Run] = []
         rows = size_bytes = 0
         deadline = time.monotonic() + task.timeout_s
@@ -256,10 +246,7 @@ class _RangeReader:
                 self.consumer.incremental_unassign([KafkaPartition(*key)])
 
     def _handle_event(self, event: Message) -> None:
-        """Handles an event that librdkafka returned in place of a message: the end of a partition, or an error.
-
-        Raises errors that do not pass by waiting.
-        """
+        """Handles the end of a partition, or an error; raises errors that do not pass by waiting."""
         error, key = event.error(), (event.topic() or "", event.partition() or 0)
         assert error is not None
         if error.code() == KafkaError._PARTITION_EOF:
@@ -278,12 +265,9 @@ _spared: Final[list[int]] = []  # the process in which _spare_collector did its 
 
 
 def _spare_collector() -> None:
-    """Exempts the objects that a worker process of Spark has by now from its garbage collections, once per process.
-
-    After each task Spark's worker collects garbage. That visits every object of the modules it has loaded (pyspark,
-    pandas, pyarrow), and costs more than the rest of a small task. An exempt object is freed as always when its last
-    reference goes; only reference cycles that become garbage later stay.
-    """
+    """Exempts a worker's objects from garbage collections, once per process: Spark's worker collects after each task,
+    which visits all of pyspark, pandas and pyarrow and costs more than a small task. They are still freed by reference
+    count."""
     if _spared != [os.getpid()]:  # also after a fork
         _spared[:] = [os.getpid()]
         gc.collect()
@@ -292,11 +276,8 @@ def _spare_collector() -> None:
 
 @contextmanager
 def _gc_paused() -> Iterator[None]:
-    """Switches Python's garbage collector off for the time of the `with` block.
-
-    Messages are in no reference cycles, but thousands of new ones would start the collector again and again, which took
-    half of the time of reading.
-    """
+    """Switches the garbage collector off: messages are in no cycles, but thousands of new ones start it again and
+    again, which took half of the time of reading."""
     enabled = gc.isenabled()
     gc.disable()
     try:

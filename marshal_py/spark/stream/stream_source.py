@@ -92,9 +92,7 @@ class QueryMember:
         self._last_batch_s = -math.inf
 
     def has_new_topics(self) -> bool:
-        """Returns True if topics have appeared that match the pattern. Asks the cluster every TOPICS_CHECK_S at
-        most.
-        """
+        """Returns whether topics that match have appeared; asks once in TOPICS_CHECK_S."""
         now_s = time.monotonic()
         if self._pattern is None or now_s - self._checked_s < TOPICS_CHECK_S:
             return False
@@ -105,10 +103,7 @@ class QueryMember:
         return bool(new)
 
     def _open_commit_socket(self) -> CommitSocket | None:
-        """Opens the socket by which a listener in the driver reports commits earlier than Spark does.
-
-        Returns None on systems without such sockets.
-        """
+        """Opens the socket for a listener's reports; None where there are no such sockets."""
         try:
             return CommitSocket(self.query.commit_reported)
         except (AttributeError, OSError) as error:
@@ -116,20 +111,15 @@ class QueryMember:
             return None
 
     def settle(self) -> None:
-        """Waits until this member's first claims are granted and dead owners are evicted. A second call does
-        nothing.
-        """
+        """Waits, once, until the first claims are granted and dead owners evicted."""
         if not self.settled:
             self.ranges.settle()
             self.settled = True
 
     def notice_fresh_checkpoint(self) -> None:
-        """Warns if the group has positions and the query's checkpoint is new. It warns at most once per member.
-
-        The query's batches are then numbered from 0 again, and a sink that knows batches by number skips numbers that
-        it already has (docs/spark.md). A query with state is refused, because its state begins empty and misses what
-        the positions have passed. Raises InvalidOption.
-        """
+        """Warns once if the group has positions and the checkpoint is new: batches are numbered from 0, and a sink may
+        skip numbers that it has (docs/spark.md). Raises InvalidOption for a query with state, which begins empty and
+        misses what the positions have passed."""
         if self.stateful and not self._restart and self.ranges.resumed():
             raise InvalidOption(
                 "stateful",
@@ -149,12 +139,8 @@ class QueryMember:
         self.warned = True
 
     def check_origin(self, offset: dict[str, Any]) -> None:
-        """Warns if the checkpoint is from another coordination topic, or from before the group was deleted: what it
-        says of batches has no meaning here.
-
-        A query with state is refused, because its state has messages that the group may deliver again. Raises
-        InvalidOption.
-        """
+        """Warns if the checkpoint is of another coordination topic, or from before the group was deleted: its batches
+        mean nothing. Raises InvalidOption for a query with state, which has messages that may come again."""
         if offset == FIRST:
             return
         way = "Take a new checkpointLocation"
@@ -181,20 +167,14 @@ class QueryMember:
         self.warned = True
 
     def ack(self, end: dict[str, Any]) -> None:
-        """Acks the batch that ends at `end`, which Spark has committed. An earlier member may have handed it over, and
-        it may be acked already.
-        """
+        """Acks the committed batch that ends at `end`; an earlier member may have handed it over or acked it."""
         self.query.commit(end)
 
     def plan(
         self, start: dict[str, Any], rows_max: int | None, targets: Mapping[TopicPartition, int] | None
     ) -> dict[str, Any]:
-        """Returns the next end offset, or `start` itself if there is nothing to do.
-
-        `rows_max`: how many offsets the batch spans at most. `targets`: the offsets at which the query ends
-        (availableNow); None for a query without an end. At the end of the query it raises PartitionsParked or
-        PartitionsUnread.
-        """
+        """Returns the next end offset, or `start` for nothing to do. `rows_max`: offsets in the batch. `targets`: where
+        the query ends (availableNow), or None; there it raises PartitionsParked or PartitionsUnread."""
         end = self._plan_once(start, rows_max, targets)
         if end == start and targets is not None and self.ranges.settle():
             end = self._plan_once(start, rows_max, targets)  # claims were granted meanwhile
@@ -216,10 +196,8 @@ class QueryMember:
         return end
 
     def _waits_for_more(self, rows: int) -> bool:
-        """Returns True if the query must wait for more messages, because the next batch has only `rows` rows.
-
-        It waits until a certain time (an option) has passed since the last batch. The first batch never waits.
-        """
+        """Returns whether a batch of `rows` waits for more, until an option's time after the last one; the first never
+        does."""
         now_s = time.monotonic()
         waits = 0 < rows < self._rows_min and now_s - self._last_batch_s < self._delay_s
         if rows and not waits:
@@ -227,11 +205,8 @@ class QueryMember:
         return waits
 
     def take(self, start: dict[str, Any], end: dict[str, Any]) -> list[Taken]:
-        """Returns the ranges of the batch that ends at `end`, planned by this member or replayed.
-
-        In at-most-once mode a replayed batch is empty, because its messages may have been read already; the loss is
-        noted.
-        """
+        """Returns the ranges of the batch that ends at `end`. At most once a replayed one is empty, because it may have
+        been read, and the loss is noted."""
         taken = self.query.batches.delivered_ranges(end)
         if taken is None:
             planned = self.planned.pop(key_of(end), None)
@@ -251,11 +226,8 @@ class QueryMember:
         return taken
 
     def report(self) -> dict[str, Any]:
-        """Returns figures that Spark shows in the query's progress, which it posts when the batch is done.
-
-        So positions and lag are those after the batch that was just planned. `commits` is the address of the socket to
-        which commits are reported.
-        """
+        """Returns the figures for Spark's progress, posted after the batch just planned. `commits`: the socket's
+        address."""
         info = self.planner.cached_info()
         positions = {tp: max(claim.position, self._planned_to.get(tp, 0)) for tp, claim in sorted(info.claims.items())}
         lags = {
@@ -306,10 +278,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._member
 
     def _rejoined(self) -> QueryMember:
-        """Returns a new member, which has the topics that exist now; a member's topics never change.
-
-        Call it when no batch is in progress.
-        """
+        """Returns a new member, with the topics of now: a member's never change. Only between batches."""
         self._leave()
         member = self._joined()
         member.settle()
@@ -385,9 +354,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _check_ours(offset: dict[str, Any], committed: dict[str, Any], group: str) -> None:
-    """Checks that the offset is not from another source's checkpoint or another group's, because Spark does not check
-    it. Raises InvalidOption.
-    """
+    """Raises InvalidOption for another source's or group's offset, which Spark does not check."""
     check_maker(offset, "b", int, committed, _FROM_KAFKA)
     other = group_of(offset)
     if other != group and offset != FIRST:
@@ -421,12 +388,8 @@ def _rows(limit: ReadLimit) -> int | None:
 
 
 def _stop_on_sigterm() -> None:
-    """Makes SIGTERM end the process by way of `stop`, which Spark does not call when it ends a query's process by
-    SIGTERM.
-
-    Without it other members would have to wait for the eviction of this one. Spark sends the signal twice; the second
-    one must not interrupt the release that the first one began.
-    """
+    """Has SIGTERM call `stop`, which Spark does not, so that nobody must evict this member. Spark sends it twice: the
+    second must not interrupt the release."""
 
     def leave(number: int, frame: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

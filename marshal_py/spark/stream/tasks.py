@@ -21,10 +21,8 @@ TASKS_KEPT: Final = 8
 
 
 class Piece(NamedTuple):
-    """Names the offsets [start, to) of one partition, with the token of the claim under which they are read.
-
-    `source`: the text of the column `source` (`source_text`); a piece that is split keeps that of the whole.
-    """
+    """The offsets [start, to) of one partition with their claim's token. `source`: the column's text (`source_text`),
+    of the whole piece also after a split."""
 
     topic: str
     partition: int
@@ -47,19 +45,14 @@ def pieces_of(ranges: Iterable[ClaimedRange], group: str) -> list[Piece]:
 
 
 def source_text(topic_id: str, start: int, to: int, group: str = "") -> str:
-    """Returns what the column `source` says of rows: the topic's id, which offsets of the partition were read together,
-    and the group that claimed them ("" for a batch read). guards.py reads it.
-    """
+    """Returns the column `source`, for guards.py: the topic's id, the offsets read together, and the group ("" in a
+    batch read)."""
     return f"{topic_id} {start} {to} {group}"
 
 
 def tasks_of(pieces: Iterable[Piece], wanted: int | None = None) -> list[tuple[Piece, ...]]:
-    """Returns, for each task, the pieces that it reads. Empty pieces are left out.
-
-    There are `wanted` tasks or more, if there are enough offsets. If `wanted` is None, there are at least TASKS_KEPT
-    tasks if there are enough pieces, and no piece is split. If no two of `pieces` are of the same partition, no task
-    gets two of one partition.
-    """
+    """Returns each task's pieces, without empty ones: `wanted` tasks or more if there are enough offsets; None:
+    TASKS_KEPT if there are enough pieces, and none is split. Pieces of different partitions stay so."""
     todo = _split([piece for piece in pieces if piece.rows], wanted or 0)
     alone = [(piece,) for piece in todo if piece.rows >= TASK_ROWS]
     small = [piece for piece in todo if piece.rows < TASK_ROWS]
@@ -86,10 +79,7 @@ def _split(pieces: Sequence[Piece], wanted: int) -> list[Piece]:
 
 
 def _share(pieces: Sequence[Piece], count: int) -> list[tuple[Piece, ...]]:
-    """Distributes pieces over at most `count` tasks.
-
-    The longest pieces come first, and each goes to the task that has the fewest offsets so far.
-    """
+    """Distributes pieces over at most `count` tasks: the longest first, each to the one with the fewest offsets."""
     tasks: list[list[Piece]] = [[] for _ in range(min(max(1, count), len(pieces)))]
     heap = [(0, number) for number in range(len(tasks))]
     for piece in sorted(pieces, key=lambda piece: -piece.rows):
