@@ -1,8 +1,8 @@
-"""The script `marshal`, as far as it runs before the library is imported, which takes a second or more.
+"""The script `marshal`, as far as it runs before the library is imported.
 
-It stands beside the library because the import of anything in `marshal_py` imports all of it. Until the command line
-takes the signals (marshal_py/cli/__init__.py), they end the process: there is nothing to give up yet, and a traceback
-out of an import would tell nobody anything.
+It stands beside the library, so that nothing of that is imported before. Until the command line takes the signals
+(marshal_py/cli/__init__.py), they end the process: there is nothing to give up yet, and a traceback out of an import
+would tell nobody anything.
 """
 
 from __future__ import annotations

@@ -465,14 +465,17 @@ class TopicExists(CallerError):
 
 
 class PositionOutOfRange(CallerError):
-    """The requested position is outside the partition. Nothing was moved."""
+    """The requested position is outside the partition. Nothing was moved. A plain number is an offset, never a time."""
 
     topic: str
     partition: int
     position: int
     first: int
     end: int
-    _TEXT = "{topic}:{partition} has no position {position}: valid are {first} to {end}"
+    _TEXT = (
+        "{topic}:{partition} has no position {position}: valid are {first} to {end}; a plain number is an offset, a "
+        'time is written as 2025-01-31T12:00:00Z or "2h ago"'
+    )
 
 
 class DumpDamaged(CallerError):

@@ -125,3 +125,9 @@ def test_an_option_that_is_missing_is_not_said_to_have_been_given() -> None:
 def test_a_text_names_the_first_and_counts_the_others() -> None:
     assert [first_of("abcd"[:count], 2) for count in range(4)] == ["", "a", "a, b", "a, b and 1 more"]
     assert first_of(iter("abcd"), 2, " ") == "a b and 2 more"
+
+
+def test_a_position_that_is_not_there_says_that_a_number_is_an_offset() -> None:
+    """Somebody wrote until="1600518400000" and meant a time in milliseconds."""
+    said = str(errors.PositionOutOfRange("orders", 0, 1_600_518_400_000, 0, 9))
+    assert "valid are 0 to 9; a plain number is an offset, a time is written as 2025-01-31T12:00:00Z" in said

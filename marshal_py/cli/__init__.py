@@ -24,7 +24,10 @@ def main() -> None:
         starting.hold()
     interrupted = end_by_signals()  # while it is being imported there is nothing to give up
     try:
-        from marshal_py.cli.app import app
+        from marshal_py.cli.app import COMMANDS, app, load
+
+        if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+            load(sys.argv[1])
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRA:

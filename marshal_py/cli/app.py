@@ -1,73 +1,153 @@
-"""All commands of `marshal`, and their order in its help."""
+"""All commands of `marshal`, and their order in its help. A command's module is imported when the command is called."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import textwrap
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, Final, NamedTuple, cast
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command, get_group
 
-from marshal_py.cli import (
-    advisories,
-    bench,
-    consume,
-    demo,
-    doctor,
-    explain,
-    get,
-    groups,
-    index,
-    log,
-    log_reset,
-    members,
-    pause,
-    position,
-    produce,
-    run,
-    simulate,
-    snapshot,
-    spark,
-    state,
-    topics,
-    verify,
-)
-from marshal_py.client.marshal import VERSION
+
+class Command(NamedTuple):
+    """Says where a command is, and what the help shows of it before that is imported.
+
+    `help`: the first sentence of its own help text. `place`: the name of a module, of a function in it, and of the
+    function's example; a group of commands is the `app` of its module.
+    """
+
+    help: str
+    place: str
+
+
+COMMANDS: Final = {
+    "demo": Command(
+        "Watch consumers share twelve partitions while one is killed and one joins, and see whether a message was "
+        "lost.",
+        "demo demo EXAMPLE",
+    ),
+    "consume": Command("Consume topics as a member of a group, until ctrl-C.", "consume consume EXAMPLE"),
+    "run": Command(
+        "Run a program, and end the sessions of its consumers at once if their process dies.", "run run EXAMPLE"
+    ),
+    "produce": Command(
+        "Write each line of stdin as a message, and say how many the cluster has acknowledged.",
+        "produce produce EXAMPLE",
+    ),
+    "get": Command("Print messages of a topic by offset, time or key.", "get get EXAMPLE"),
+    "index": Command("Index the keys of a topic, so that `marshal get --index` is fast.", "index index EXAMPLE"),
+    "state": Command(
+        "Show groups: sessions, claims, positions, lag, pause, policy; or one of these in full.", "state state EXAMPLE"
+    ),
+    "advisories": Command(
+        "Show what happened: claims, releases, evictions, pauses, moves, lost offsets, stuck handlers.",
+        "advisories advisories EXAMPLE",
+    ),
+    "verify": Command(
+        "Fold the log twice and compare all digests, including those that consumers wrote into it.",
+        "verify verify EXAMPLE",
+    ),
+    "doctor": Command(
+        "Check the connection, the coordination topic, this client's rights, clocks, versions, groups and growth.",
+        "doctor doctor EXAMPLE",
+    ),
+    "pause": Command(
+        "Pause a group: its consumers finish the messages they have and release all partitions.", "pause pause EXAMPLE"
+    ),
+    "resume": Command(
+        "End a pause: your own, the one that --token names, or with --take-over anybody's.",
+        "pause resume RESUME_EXAMPLE",
+    ),
+    "set-position": Command(
+        "Move a live group to other positions: pause it, wait until every partition is free, move, resume.",
+        "position set_position EXAMPLE",
+    ),
+    "evict": Command(
+        "End a session that is silent for twice its heartbeat interval, counted from now.",
+        "members evict EVICT_EXAMPLE",
+    ),
+    "explain": Command(
+        "Show who owns a partition, its position, and the records that led to this; or what changed in a group.",
+        "explain explain EXAMPLE",
+    ),
+    "snapshot": Command(
+        "Write a snapshot of each log, so that earlier records need not be read again.", "snapshot snapshot EXAMPLE"
+    ),
+    "topics": Command("Topics: create, show, change, delete.", "topics"),
+    "log": Command("Look into the coordination topic.", "log"),
+    "groups": Command("Administer groups.", "groups"),
+    "members": Command("Administer the consumers of a group.", "members"),
+    "simulate": Command(
+        "Run the protocol in simulated clusters with faults, and judge each run by the promises.", "simulate"
+    ),
+    "bench": Command("Measure the protocol code on this machine.", "bench"),
+    "spark": Command("The coordination topic as data, on Spark.", "spark"),
+}
+
+
+@cache
+def load(name: str) -> Any:
+    """Imports a command of COMMANDS and returns it, as typer runs it."""
+    module_name, *names = COMMANDS[name].place.split()
+    module = import_module(f"marshal_py.cli.{module_name}")
+    if not names:
+        return get_group(module.app)
+    function, example = names
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    options = getattr(module, "CONTEXT_SETTINGS", None)
+    alone.command(name, epilog=getattr(module, example), context_settings=options)(getattr(module, function))
+    return get_command(alone)
+
+
+class Commands(Mapping[str, Any]):
+    """Maps each name to its command, which is imported when somebody asks for it."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        return load(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class Group(TyperGroup):
+    """Shows the help of COMMANDS, and imports a command when it is called."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = cast(Any, Commands())
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        room = formatter.width - 6 - max(map(len, COMMANDS))
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, textwrap.shorten(one.help, room, placeholder="...")) for name, one in COMMANDS.items()]
+            )
+
 
 app: Final = typer.Typer(
     name="marshal",
+    cls=Group,
     help="Kafka consumers that coordinate through Kafka alone.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help text: the same in a terminal, a pipe and a test
 )
-app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
-app.command("consume", epilog=consume.EXAMPLE)(consume.consume)
-app.command("run", epilog=run.EXAMPLE, context_settings=run.WORDS)(run.run)
-app.command("produce", epilog=produce.EXAMPLE)(produce.produce)
-app.command("get", epilog=get.EXAMPLE)(get.get)
-app.command("index", epilog=index.EXAMPLE)(index.index)
-app.add_typer(topics.app, name="topics")
-app.command("state", epilog=state.EXAMPLE)(state.state)
-log.app.command("reset", epilog=log_reset.EXAMPLE)(log_reset.reset)
-app.add_typer(log.app, name="log")
-app.command("advisories", epilog=advisories.EXAMPLE)(advisories.advisories)
-app.command("verify", epilog=verify.EXAMPLE)(verify.verify)
-app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
-app.command("pause", epilog=pause.EXAMPLE)(pause.pause)
-app.command("resume", epilog=pause.RESUME_EXAMPLE)(pause.resume)
-app.command("set-position", epilog=position.EXAMPLE)(position.set_position)
-app.add_typer(groups.app, name="groups")
-app.add_typer(members.app, name="members")
-app.command("evict", epilog=members.EVICT_EXAMPLE)(members.evict)
-app.command("explain", epilog=explain.EXAMPLE)(explain.explain)
-app.command("snapshot", epilog=snapshot.EXAMPLE)(snapshot.snapshot)
-app.add_typer(simulate.app, name="simulate")
-app.add_typer(bench.app, name="bench")
-app.add_typer(spark.app, name="spark")
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from marshal_py.client.marshal import VERSION
+
         print(VERSION)
         raise typer.Exit
 

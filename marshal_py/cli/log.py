@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from marshal_py.admin import archive
-from marshal_py.cli import output
+from marshal_py.cli import log_reset, output
 from marshal_py.cli.options import (
     NOBODY,
     CommonOptions,
@@ -166,3 +166,6 @@ def _print(judged: Judged, form: str) -> None:
 def _base64(content: bytes | None) -> str:
     """Returns the content as base64, or `-`, which is no base64, if there is none."""
     return "-" if content is None else base64.b64encode(content).decode()
+
+
+app.command("reset", epilog=log_reset.EXAMPLE)(log_reset.reset)

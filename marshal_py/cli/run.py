@@ -12,7 +12,7 @@ from marshal_py.last_will import death, starting
 
 EXAMPLE: Final = output.example("marshal run -- python app.py")
 # Options behind the program's name are the program's, with or without --.
-WORDS: Final = {"allow_interspersed_args": False}
+CONTEXT_SETTINGS: Final = {"allow_interspersed_args": False}
 
 
 @command

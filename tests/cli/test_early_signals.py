@@ -17,15 +17,17 @@ import marshal_command
 
 class Signal:
     def find_spec(self, name, *_):
-        if name == sys.argv[2]:
-            signal.raise_signal(int(sys.argv[1]))
+        if name == module:
+            signal.raise_signal(number)
 
+number, module = int(sys.argv[1]), sys.argv[2]
+sys.argv[1:] = ["state"]
 sys.meta_path.insert(0, Signal())
 marshal_command.main()
 """
 
 
-@pytest.mark.parametrize("module", ["marshal_py", "confluent_kafka", "marshal_py.cli.app"])
+@pytest.mark.parametrize("module", ["marshal_py", "confluent_kafka", "marshal_py.cli.app", "marshal_py.cli.state"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_during_the_imports_leaves_no_traceback(number: signal.Signals, module: str) -> None:
     ended = subprocess.run(

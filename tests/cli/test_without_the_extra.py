@@ -67,7 +67,7 @@ def test_public_modules_need_them_alone() -> None:
 
 @pytest.mark.parametrize("package", ["typer", "rich"])
 def test_the_command_says_what_to_install(package: str) -> None:
-    done = run("from marshal_py.cli import main; main()", (package,))
+    done = run("import sys; sys.argv = ['marshal', 'state']; from marshal_py.cli import main; main()", (package,))
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == f"marshal: {package} is not installed here: pip install 'marshal_py[cli]'\n"

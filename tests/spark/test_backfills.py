@@ -58,10 +58,9 @@ def test_a_batch_read_is_bounded_by_time(make_topic: MakeTopic) -> None:
     for day in range(10):
         producer.produce(orders.topic, str(day), partition=0, timestamp=day * DAY_MS + 1_600_000_000_000)
     assert producer.flush(30) == 0
-    third, sixth = (1_600_000_000_000 + day * DAY_MS for day in (3, 6))
+    third, sixth = (datetime.fromtimestamp(1_600_000_000 + day * DAY_MS / 1000, UTC).isoformat() for day in (3, 6))
     wanted = [(0, 3), (0, 4), (0, 5)]
-    iso = datetime.fromtimestamp(third / 1000, UTC).isoformat()
-    assert read(orders, start=iso, until=str(sixth)) == wanted
+    assert read(orders, start=third, until=sixth) == wanted
     assert read(orders, until="2030-01-01") == [(0, day) for day in range(10)]
 
 
