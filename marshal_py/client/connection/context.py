@@ -35,7 +35,7 @@ POLL_S_MAX: Final = 0.1  # a waiting thread wakes up at least that often, as oth
 
 
 class Context:
-    """Holds what the loop, the consumers and the log maintenance of one Marshal share."""
+    """What the loop, the consumers and the log maintenance of one Marshal share."""
 
     coordination: CoordinationLog
     admin: ClusterAdmin
@@ -63,12 +63,9 @@ class Context:
         new_worker: Callable[[str], Tasks] = Worker,
         logger: logging.Logger = LOGGER,
     ) -> None:
-        """Makes a context whose background thread has not started.
-
-        `servers`: the cluster's address, for errors. `topic`: the coordination topic. `draw(n)` returns n random bytes.
-        `monotonic`: the clock, in seconds, by which calls wait and expire. `new_worker(name)` returns what runs tasks
-        that wait for the cluster.
-        """
+        """Makes a context whose background thread has not started. `servers`: for errors. `topic`: for coordination.
+        `draw(n)`: n random bytes. `monotonic`: seconds, by which calls wait. `new_worker(name)`: what runs tasks that
+        wait for the cluster."""
         self.coordination, self.admin, self.clock = coordination, admin, clock
         self.servers, self.topic, self.draw = servers, topic, draw
         self.retention, self.callbacks = retention, callbacks
@@ -98,12 +95,8 @@ class Context:
         self.outbox = Outbox(self.coordination, self._held)  # the parent sends what is waiting
 
     def check_call(self, what: str, verb: str, *, waits: bool = False) -> None:
-        """Is called first by each public method: checks that the method may be called in this process and thread.
-
-        `what` and `verb` name the object and the method in errors. `waits`: the method waits for the background thread,
-        so it cannot be called on that thread. It can be called on the thread of the user's callbacks. Raises
-        UsedAfterFork, ReentrantCall.
-        """
+        """Each public method calls this first. `what`, `verb`: object and method, for errors. `waits`: for the
+        background thread, so not on it (but on that of callbacks). Raises UsedAfterFork, ReentrantCall."""
         if os.getpid() != self.pid:
             raise UsedAfterFork(what, self.pid, os.getpid())
         if self._held():
@@ -145,12 +138,9 @@ class Context:
         self.await_change(wait)
 
     def until(self, condition: Callable[[], bool], what: str, deadline: float, log: int) -> Steps[None]:
-        """Waits until `condition`, which is called under the lock, returns true.
-
-        `what` says in errors what was waited for. `deadline`: of the monotonic clock, in seconds; after it,
-        ClusterUnreachable is raised. Also raises the error that broke coordination partition `log`, the error with
-        which the cluster refuses this client, BackgroundThreadEnded, and ConsumerClosed once the Marshal is closed.
-        """
+        """Waits until `condition`, called under the lock, is true. `what`: for errors. `deadline`: monotonic seconds,
+        then ClusterUnreachable. Raises what broke coordination partition `log` or refuses this client,
+        BackgroundThreadEnded, and ConsumerClosed after a close."""
         self.check_alive()  # a caller that reads to the end must not get what was read before the thread ended
         while True:
             with self.outbox, self.lock:
@@ -174,10 +164,8 @@ class Context:
         return self.stalls.recent_ms(mono_ms())
 
     def waiting_for(self) -> str:
-        """Returns what this Marshal's connection waits for, in words for people; "" when all is well.
-
-        Whether there is a problem, the client library says, in words that end the text.
-        """
+        """Returns, for people, what the connection waits for, or "". The client library says whether there is a
+        problem."""
         if self.ended is not None:
             return str(self.ended)
         problem = self.coordination.waiting_for()

@@ -21,10 +21,7 @@ QUEUED_MAX: Final = 10_000
 
 
 class Sending(NamedTuple):
-    """Holds records of one log that are produced together.
-
-    `refused`: called with the error, without the lock, if one of the records can never be sent.
-    """
+    """Records of one log that are produced together. `refused(error)`, without the lock: one can never be sent."""
 
     log: int
     key: bytes
@@ -33,11 +30,8 @@ class Sending(NamedTuple):
 
 
 class _Turn:
-    """Stands for one turn to produce: the call of `send` that made it produces, and other threads do not.
-
-    A signal handler may call `send` inside another `send` of its thread. Only the call that has taken the turn gives it
-    up.
-    """
+    """One turn to produce: the call of `send` that took it produces, and alone gives it up; a signal handler may call
+    `send` inside."""
 
     __slots__ = ("thread",)
 
@@ -46,7 +40,7 @@ class _Turn:
 
 
 class Outbox:
-    """Holds the records that were decided and not yet handed to the producer."""
+    """The records that were decided and not yet handed to the producer."""
 
     def __init__(self, log: CoordinationLog, held: Callable[[], bool]) -> None:
         """Makes an empty outbox. `held()` tells whether the thread that calls it holds the Marshal's lock."""
@@ -59,18 +53,13 @@ class Outbox:
         return bool(self._waiting)
 
     def put(self, log: int, key: bytes, values: Sequence[bytes], refused: Callable[[MarshalError], None]) -> None:
-        """Adds records that the next `send` produces. Called under the lock, which keeps their order.
-
-        If QUEUED_MAX entries are waiting, the records are dropped.
-        """
+        """Adds records for the next `send`, under the lock, which keeps their order. With QUEUED_MAX waiting they are
+        dropped."""
         if len(self._waiting) < QUEUED_MAX:
             self._waiting.append(Sending(log, key, values, refused))
 
     def __enter__(self) -> None:
-        """Does nothing. Use the outbox around the lock, as in `with context.outbox, context.lock`.
-
-        Leaving the outbox then sends the records that were decided under the lock, once it is free.
-        """
+        """Does nothing: `with context.outbox, context.lock` sends on leaving what was decided under the lock."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -79,12 +68,9 @@ class Outbox:
             self.send()
 
     def send(self) -> None:
-        """Produces the records that are waiting. It does not take the Marshal's lock and does not wait for the broker.
-
-        If another thread is producing, that thread sends these records, too, and the call returns at once. A signal
-        handler may run anywhere inside: both the records that it decides and those whose sending it interrupted are
-        sent. If the handler raises (ctrl-C), another thread can produce all the same.
-        """
+        """Produces what waits, without the lock or a wait for the broker. If another thread is producing, that one does
+        it. A signal handler may run anywhere inside: its records, and the interrupted ones, are sent; if it raises
+        (ctrl-C), another thread can produce."""
         while self._waiting:
             mine = _Turn(threading.get_ident())
             try:
@@ -120,11 +106,8 @@ class Outbox:
 
 
 class Changes(threading.Condition):
-    """Wakes threads that wait for a change. A thread calls `wait` with the lock held, entered only once.
-
-    Never enter the condition itself by `with`: that runs Python code, and a signal handler that raises inside it
-    (ctrl-C) could leave the lock locked. The lock in `with context.outbox, context.lock` is entered and left inside C.
-    """
+    """Wakes threads that `wait`, with the lock entered once. Never enter the condition by `with`: that is Python code,
+    and ctrl-C inside could leave the lock locked. `with context.outbox, context.lock` enters and leaves in C."""
 
     def __init__(self, lock: threading.RLock, outbox: Outbox) -> None:
         super().__init__(lock)

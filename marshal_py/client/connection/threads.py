@@ -54,10 +54,7 @@ class Tasks(Protocol):
     """Runs tasks one after the other, somewhere else than its callers: a Worker, or a simulated one."""
 
     def submit(self, what: str, task: Callable[[], object], owner: object = None) -> None:
-        """Runs `task` later. Does nothing if a task with the same `what` and `owner` is already waiting.
-
-        `what` names the task, in words for the log of this process.
-        """
+        """Runs `task` later, unless one with the same `what` (its name, for the log) and `owner` waits."""
 
     def end(self) -> None:
         """Ends after the tasks that are waiting now; does not wait for that. Later tasks would never run."""
@@ -194,10 +191,7 @@ class Callbacks:
             del call  # else the last call would keep its consumer in memory until the next comes
 
     def close(self, timeout_s: float) -> None:
-        """Ends the thread after the calls that are waiting now.
-
-        Waits for that at most `timeout_s` seconds; inside a callback it does not wait.
-        """
+        """Ends the thread after the waiting calls, for `timeout_s` at most; inside a callback without a wait."""
         self._calls.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
@@ -223,10 +217,7 @@ class Repeats:
         self._written: dict[str, float] = {}
 
     def due(self, text: str) -> bool:
-        """Tells whether the cause `text` should be written now, and then counts it as written.
-
-        Texts that differ only in durations are one cause.
-        """
+        """Returns, and counts, whether to write the cause `text` now. Durations make no difference."""
         cause, now_s = DURATION.sub("", text), self._clock()
         written_s = self._written.get(cause)
         if written_s is not None and now_s - written_s < REPEAT_S:

@@ -27,10 +27,8 @@ MERGED_BYTES_MAX: Final = 1 << 20  # of a merged chunk: it is held in memory unt
 
 
 class Allowance(NamedTuple):
-    """Says how much may be delivered before the next step: messages and bytes (None: any number).
-
-    `one_fits`: the first message may come even if it is larger.
-    """
+    """How much may be delivered before the next step: messages, bytes (None: any). `one_fits`: the first, whatever its
+    size."""
 
     messages: int = sys.maxsize
     size_bytes: int | None = None
@@ -41,11 +39,8 @@ ENDLESS: Final = Allowance()
 
 
 class Fetched:
-    """Holds a chunk: messages of one partition that were fetched together.
-
-    `at`: index of the first undelivered message. `run` tracks the acks of these messages; it is None in at-most-once
-    mode and for a partition fetched ahead.
-    """
+    """A chunk of messages of one partition. `at`: the first undelivered. `run`: tracks acks; None at most once and for
+    what is fetched ahead."""
 
     __slots__ = ("_held_bytes", "at", "last_offset", "messages", "run", "size_bytes")
 
@@ -58,20 +53,15 @@ class Fetched:
         self.run: OffsetRun | None = None
 
     def extend(self, messages: Sequence[RawMessage]) -> None:
-        """Appends the next messages of the partition.
-
-        Not allowed for the first chunk of a buffer, because a running iteration relies on its length.
-        """
+        """Appends the next messages; not to a buffer's first chunk, on whose length a running iteration relies."""
         self.messages = [*self.messages, *messages]
         self.last_offset = messages[-1].offset() or 0
         self.size_bytes = -1
         self._held_bytes += payload_bytes(messages) if self._held_bytes >= 0 else 0
 
     def held_bytes(self) -> int:
-        """Returns the size in bytes of the keys and values, about that of keys. A chunk is measured only once.
-
-        Delivered ones count, too, because a chunk is freed as a whole.
-        """
+        """Returns the bytes of values, and about those of keys, measured once. Delivered ones count: a chunk is freed
+        as a whole."""
         if self._held_bytes < 0:
             self._held_bytes = payload_bytes(self.messages)
         return self._held_bytes
@@ -86,11 +76,8 @@ class Fetched:
 
 
 class Reserved:
-    """Holds messages of one partition that may be delivered one by one while the gate stays open.
-
-    Before every message it checks the claim's phase, because a record that the loop has read meanwhile may have shut
-    the gate. It also checks the boot clock, because `Member.open_ms` has said only for how long the gate stays open.
-    """
+    """Messages of one partition to deliver one by one. Before each it checks the claim's phase, as a record read
+    meanwhile may have shut the gate, and the boot clock, as `Member.open_ms` said for how long it stays open."""
 
     __slots__ = ("_buffer", "_count", "_delivered", "_first", "_head", "_mono_ms", "_until_ns", "taken")
 
@@ -112,11 +99,8 @@ class Reserved:
         return self._at_most_once(boot_ns) if run is None else self._at_least_once(run, boot_ns)
 
     def _at_least_once(self, run: OffsetRun, boot_ns: Callable[[], int]) -> Generator[Message, None, None]:
-        """Yields the messages without taking the lock, for speed.
-
-        This thread puts a message in flight and then checks the gate. The loop shuts the gate and then checks whether
-        anything is in flight. So one of the two sees the other, and no Release is sent between them (T16).
-        """
+        """Yields without the lock. This thread puts a message in flight, then checks the gate; the loop shuts the gate,
+        then checks what is in flight. So one sees the other, and no Release is sent between them (T16)."""
         buffer, head, delivered, until_ns = self._buffer, self._head, self._delivered, self._until_ns
         claim, fetched, messages, make = delivered.claim, buffer.fetched, head.messages, delivered.make
         run.deliver(0, self._mono_ms)
@@ -172,7 +156,7 @@ class Reserved:
 
 
 class Buffer:
-    """Holds messages of one partition that were fetched and not delivered."""
+    """Messages of one partition that were fetched and not delivered."""
 
     __slots__ = ("claim", "fetched", "held_back", "next_offset", "paused_by_user", "tp")
 
@@ -222,10 +206,8 @@ class Buffer:
         return sys.maxsize
 
     def bytes_of(self, count: int, size: Callable[[RawMessage], int]) -> int:
-        """Returns the sum of `size(message)` over the next `count` messages.
-
-        The size of a chunk of which nothing was delivered is remembered, since a waiting fetch asks repeatedly.
-        """
+        """Returns the sum of `size` over the next `count` messages; remembered for a chunk of which nothing was
+        delivered, as a waiting fetch asks repeatedly."""
         total = 0
         for part in self.fetched:
             left = len(part.messages) - part.at
@@ -241,11 +223,8 @@ class Buffer:
         return total
 
     def add(self, messages: Sequence[RawMessage], reached: int = NONE) -> None:
-        """Adds fetched messages, except those below `next_offset`. Without messages it does what `reach` does.
-
-        A claim may begin above the offset from which the partition was fetched ahead. The messages between are not
-        needed (A3).
-        """
+        """Adds fetched messages from `next_offset` on: a claim may begin above where it was fetched ahead (A3). Without
+        any, as `reach`."""
         if not messages:
             self.reach(reached)
             return
@@ -276,10 +255,8 @@ class Buffer:
     # --- in at-most-once mode
 
     def skip_to_grant(self, tracker: AtMostOnce) -> int:
-        """Drops messages below the offset where delivery continues.
-
-        Returns how many of the first remaining chunk's undelivered messages the oldest grant covers.
-        """
+        """Drops messages below where delivery continues. Returns how many undelivered ones of the first chunk the
+        oldest grant covers."""
         while self.fetched:
             head = self.fetched[0]
             while head.at < len(head.messages) and (head.messages[head.at].offset() or 0) < tracker.delivered_to:
@@ -312,11 +289,8 @@ class Buffer:
         return fetched + max(0, to - max(self.next_offset, tracker.delivered_to))
 
     def ungranted(self, tracker: AtMostOnce, left: int, end: int) -> tuple[int, int] | None:
-        """Returns the offsets [start, to) of the next `left` messages without a grant; None if there are none.
-
-        Fetched messages come first, with the offsets after the last one that hold no message. What is left over is
-        filled with offsets that are not fetched yet, if there are as many below `end`.
-        """
+        """Returns the next `left` offsets [start, to) without a grant, or None: fetched ones with the empty offsets
+        behind, then unfetched ones if there are as many below `end`."""
         start = to = granted_to = tracker.granted_to()
         for part in self.fetched:
             at = part.below(granted_to)
@@ -364,10 +338,7 @@ def offsets_of(messages: Sequence[RawMessage]) -> Sequence[int]:
 
 
 def fit(messages: Sequence[RawMessage], at: int, count: int, limit_bytes: int, at_least_one: bool) -> int:
-    """Returns how many of the `count` messages from index `at` on fit together into `limit_bytes`.
-
-    With `at_least_one` it returns at least 1, however large the first message is.
-    """
+    """Returns how many of `count` messages from `at` on fit into `limit_bytes`; with `at_least_one` 1 at least."""
     total = 0
     for taken in range(count):
         total += message_bytes(messages[at + taken])

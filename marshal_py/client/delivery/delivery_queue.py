@@ -39,7 +39,7 @@ AHEAD_MESSAGES_MAX: Final = 2_000  # per partition that is fetched ahead; more w
 
 
 class DeliveryQueue:
-    """Holds all buffers of one consumer and decides what is delivered from them."""
+    """All buffers of one consumer and decides what is delivered from them."""
 
     member: Member
     source: DataSource
@@ -131,11 +131,8 @@ class DeliveryQueue:
         return tp in self.buffers
 
     def restart(self, tp: TopicPartition, first: int) -> int:
-        """Fetches a partition that it has again, from where its buffer ends, or from `first` where the partition begins
-        now. Returns where the buffer ended. Called when the cluster has refused to fetch it (D6).
-
-        The refused position may lie above that, as what comes while the partition is held back is dropped (`add`).
-        """
+        """After a refusal (D6): fetches a partition again from where its buffer ends, or from `first`; returns that
+        end. The refused position may be above, as what comes while it is held back is dropped (`add`)."""
         buffer = self.buffers[tp]
         ended = buffer.next_offset
         buffer.next_offset = max(ended, first)
@@ -181,21 +178,16 @@ class DeliveryQueue:
         return self.prefetch.due(self.rate, self.asked_ms)
 
     def takes(self, most: int) -> int:
-        """Returns how many messages to take from the source, at most `most`; 0 while the buffers are full.
-
-        It is 1 if they are full and nothing of them can be delivered: the other partitions are not to wait for acks.
-        It is 0 while messages that were given back fill memory alone (Prefetch.stopped), or a grant is asked for.
-        """
+        """Returns how many messages to take from the source, `most` at most: 0 while buffers are full, memory is full
+        of what was given back (Prefetch.stopped) or a grant is asked for; 1 if nothing of full buffers can be
+        delivered, so that the others do not wait for acks."""
         if (fitting := self.prefetch.takes(self.buffers.values(), most)) or most <= 0 or self.prefetch.stopped:
             return fitting
         return int(self._gate_shut or not (self.deliverable() or grants.asked(self.delivering())))
 
     def add(self, chunks: Iterable[Chunk]) -> None:
-        """Sorts fetched messages into their buffers, and stops fetching partitions whose buffers are full.
-
-        Each assignment of a partition to the source has a number (`round`). Messages that were fetched under an earlier
-        number are dropped. So are messages of partitions whose fetching is paused, because they will be fetched again.
-        """
+        """Sorts fetched messages into buffers, and stops fetching where they are full. Drops those of an earlier
+        assignment (`round`), and of paused partitions, which are fetched again."""
         grown: list[Buffer] = []
         alone = not any([buffer.fetched for buffer in self.buffers.values()])
         for tp, round_, messages, reached in chunks:
@@ -213,21 +205,15 @@ class DeliveryQueue:
                 self._pause_fetching(buffer)
 
     def _at_bound(self, buffer: Buffer) -> bool:
-        """Tells whether the partition has as many messages as it may have, even if there is memory for more.
-
-        Before it is claimed it may have AHEAD_MESSAGES_MAX fetched messages. After that, in at-least-once mode only,
-        there may be BOUNDS.unacked messages from the claim's position to the newest fetched one.
-        """
+        """Returns whether a partition has what it may have, whatever the memory: AHEAD_MESSAGES_MAX before it is
+        claimed, then, at least once, BOUNDS.unacked from the position to the newest fetched."""
         if buffer.claim is None:
             return buffer.size >= AHEAD_MESSAGES_MAX
         tracker = buffer.claim.tracker
         return isinstance(tracker, AtLeastOnce) and tracker.tracked >= BOUNDS.unacked
 
     def wait_for_gate(self) -> None:
-        """Stops fetching claimed partitions until the gate opens. Called when messages wait because the gate is shut.
-
-        Partitions that are fetched ahead are still fetched.
-        """
+        """Stops fetching claimed partitions, whose messages wait, until the gate opens."""
         self._gate_shut = True
         for buffer in self.buffers.values():
             if buffer.claim is not None:
@@ -257,10 +243,8 @@ class DeliveryQueue:
         return total
 
     def to_deliver(self, count_bytes: bool = False) -> tuple[int, int]:
-        """Returns how many messages are buffered of claims that may deliver more (AckWindow), and of how many bytes.
-
-        It counts messages without a grant, too. Without `count_bytes` the bytes are 0.
-        """
+        """Returns messages and bytes (0 without `count_bytes`) of claims that may deliver more (AckWindow), granted or
+        not."""
         sizes = [(buffer, buffer.size) for buffer, claim in self.delivering() if self.window.room(claim, buffer)]
         size_bytes = sum([buffer.bytes_of(size, message_bytes) for buffer, size in sizes]) if count_bytes else 0
         return sum([size for _, size in sizes]), size_bytes
@@ -274,11 +258,8 @@ class DeliveryQueue:
         return 0 if buffer is None else buffer.size
 
     def suffices(self, min_messages: int, max_bytes: int | None) -> bool:
-        """Tells whether a batch should be taken now.
-
-        That is so if `min_messages` messages or `max_bytes` bytes are buffered, or if waiting would bring no more,
-        because a partition has messages and gets no more before these are taken, or because the buffers are full.
-        """
+        """Returns whether to take a batch now: `min_messages` or `max_bytes` are there, or waiting brings no more,
+        because a partition with messages gets no more before, or the buffers are full."""
         there = size_bytes = 0
         self.prefetch.wanted, now = min_messages, self.clock_now()
         for buffer, claim in self.delivering():
@@ -306,12 +287,8 @@ class DeliveryQueue:
         return (max_bytes is not None and size_bytes >= max_bytes) or self.prefetch.full(self.buffers.values())
 
     def take(self, max_messages: int, max_bytes: int | None, now: Instant) -> list[tuple[Part, Delivered]]:
-        """Delivers up to `max_messages` messages and `max_bytes` bytes (None: any number), where the gate is open.
-
-        The first message is delivered even if it is larger than `max_bytes`. Every partition that has messages gives as
-        many as the others; if some have fewer, the others fill up the batch. The next batch begins with the partition
-        after the last one of this batch.
-        """
+        """Delivers up to `max_messages` and `max_bytes` (None: any; the first always) where the gate is open.
+        Partitions give even shares, and others fill up; the next batch begins after this one's last partition."""
         parts: list[tuple[Part, Delivered]] = []
         before, max_messages = self.delivered, min(max_messages, self.left())
         claims = [self.buffers[tp].claim for tp in self._turns if not self.buffers[tp].paused_by_user]
@@ -387,10 +364,7 @@ class DeliveryQueue:
         self.redelivering.begin()
 
     def take_back(self) -> None:
-        """Undoes a fetch that an exception (ctrl-C) interrupted, since the user did not get the messages that it took.
-
-        In at-least-once mode they are delivered again; in at-most-once mode they are lost.
-        """
+        """Undoes a fetch that ctrl-C interrupted: at least once they are delivered again, at most once lost."""
         while self._taking:
             run, delivered = self._taking.pop()
             run.delivered = delivered
@@ -398,10 +372,7 @@ class DeliveryQueue:
         self.fetch_again()
 
     def fetch_again(self) -> None:
-        """Empties all buffers and has everything that was not delivered fetched again.
-
-        Called after an exception, which may have lost some of the messages.
-        """
+        """After an exception, which may have lost some: empties all buffers and fetches all undelivered again."""
         again: dict[TopicPartition, int] = {}
         for tp, buffer in self.buffers.items():
             position = buffer.forget()
@@ -413,10 +384,7 @@ class DeliveryQueue:
             self._pause_fetching(self.buffers[tp])
 
     def reserve(self, now: Instant, allowance: Allowance = ENDLESS) -> Reserved | None:
-        """Returns messages of one partition to deliver one by one while the gate stays open; None if there are none.
-
-        It returns no more than `allowance`.
-        """
+        """Returns messages of one partition, within `allowance`, to deliver one by one; or None."""
         self._turns.resume(self.delivered)
         for tp in self._turns.each():
             buffer = self.buffers[tp]
@@ -463,11 +431,8 @@ class DeliveryQueue:
         return something
 
     def user_returned(self) -> None:
-        """Resumes fetching of partitions whose buffers have become low. Called when the user asks for more messages.
-
-        In at-most-once mode asking shows that the user is done with the messages that he got before. In a pinned group
-        asking keeps the pin (A11).
-        """
+        """The user asks for more: resumes fetching for low buffers. At most once he is done with the last ones; in a
+        pinned group it keeps the pin (A11)."""
         self.member.asked, self.asked_ms = True, self.clock_now().mono_ms
         self.rate.returned(self.delivered, self.asked_ms)
         self._gate_shut = self._gate_shut and self.deliverable() > 0

@@ -86,10 +86,7 @@ class FetchedClaims:
             self._submit("what earlier owners finished", self._ask)
 
     def overdue(self, now: Instant) -> bool:
-        """Returns False, because the member itself judges by the messages in flight whether such a user is overdue.
-
-        A user who plans ranges is judged by PlannedClaims.overdue.
-        """
+        """False: the member itself judges by messages in flight. PlannedClaims judges users who plan ranges."""
         return False
 
     def _may_be_shorter(self, claim: Claim) -> bool:
@@ -102,10 +99,8 @@ class FetchedClaims:
         self.queue.open(claims, positions_of(claims, self._member))
 
     def _ask(self) -> TaskSteps:
-        """Asks the cluster for the ends, then opens the unsure claims. Runs on the worker, without the lock.
-
-        Raises ClusterError; it is asked again later.
-        """
+        """Asks the cluster for ends, then opens the unsure claims; on the worker, without the lock. Raises ClusterError
+        and is asked again."""
         context = self._context
         with context.lock:
             asked = dict(self._unsure)

@@ -22,11 +22,9 @@ GRANTED_MS: Final = 2_000  # of the handler's work at most are granted and not d
 
 
 def before_fetching(rate: HandlingRate) -> bool:
-    """Tells whether to ask for offsets that are not fetched yet: if the user is fast.
-
-    A slow user's grants are for fetched messages only, so that nothing is granted that may come late or never. So are
-    the grants near the end of a partition, because an open transaction may end there.
-    """
+    """Returns whether to ask for unfetched offsets: for a fast user. A slow one's grants, and those near a partition's
+    end, where a transaction may be open, are for fetched messages only: nothing is granted that may come late or
+    never."""
     return rate.per_second() >= SLOW_PER_S
 
 
@@ -36,10 +34,8 @@ def backlog(delivering: Iterable[tuple[Buffer, Claim]], source: DataSource) -> b
 
 
 def all_fetched(buffer: Buffer, tracker: AtMostOnce, spent: bool) -> bool:
-    """Tells whether no more messages can be granted now, and all that are granted were fetched.
-
-    `spent`: the consumer has as many grants as it may have (`Offered`).
-    """
+    """Returns whether no more can be granted now, and all granted were fetched. `spent`: the consumer has all its
+    grants (`Offered`)."""
     no_more = len(tracker.grants) >= GRANTS_AHEAD or (spent and tracker.asked is None)
     return no_more and tracker.granted_to() <= buffer.next_offset
 
@@ -70,13 +66,9 @@ class Offered(NamedTuple):
 
 
 def offer(buffers: Collection[Buffer], source: DataSource, rate: HandlingRate, *, ends: bool) -> Offered:
-    """Sets each claim's `offer`: offsets to ask a grant for.
-
-    A grant holds about a second of the handler's work (`rate`), shared by the partitions, and at most BOUNDS.grant.
-    All that is granted and not delivered is GRANTED_MS of work at most, or one message: a crash loses it. `buffers`:
-    those from which messages are delivered first come first. `ends`: the consumer delivers nothing more, so that
-    nothing is offered.
-    """
+    """Sets each claim's `offer`: about a second of work (`rate`), shared, BOUNDS.grant at most. All undelivered grants
+    are GRANTED_MS of work at most, or one message, as a crash loses them. `buffers` in the order of delivery. `ends`:
+    nothing more is delivered or offered."""
     if ends:
         for buffer in buffers:
             if buffer.claim is not None:

@@ -57,13 +57,9 @@ class Room(NamedTuple):
 
 
 class Prefetch:
-    """Bounds how many messages and how many bytes all buffers of one consumer hold together.
-
-    While the buffers hold less than a bound, the partitions that have messages share it evenly: those without messages
-    need nothing yet. Once they hold as much as the bound, every partition gets an even share of it, with messages or
-    without, so that there is room for a partition whose messages come later. In bytes each gets UNFAIR such shares,
-    because nothing more is taken once the buffers hold `bytes_max`, unless nothing of it can be delivered.
-    """
+    """Bounds what all buffers of one consumer hold. Below the bound the partitions with messages share it; at the bound
+    each has an even share, so that there is room for one whose messages come later. In bytes UNFAIR shares, as nothing
+    more is taken at `bytes_max`, unless nothing can be delivered."""
 
     __slots__ = ("_aside_bytes", "_full", "_looked_ms", "_most_bytes", "_piece_messages", "bytes_max", "wanted")
 
@@ -77,20 +73,14 @@ class Prefetch:
         self._full = False  # when the buffers were last measured
 
     def due(self, rate: HandlingRate, mono_ms: int) -> bool:
-        """Tells whether the consumer is slow and its last look is LOOK_MS ago.
-
-        If so, the caller must look now, and the next look is due LOOK_MS later.
-        """
+        """Returns whether a slow consumer must look now: LOOK_MS after the last look."""
         if mono_ms - self._looked_ms < LOOK_MS or not rate.slower_than(SLOW_PER_S):
             return False
         self._looked_ms = mono_ms
         return True
 
     def room(self, buffers: Collection[Buffer]) -> Room | None:
-        """Returns how much each buffer may hold at most, given how full all buffers of the consumer are.
-
-        None stands for any number: together they hold no more messages than are taken at once, and are not full.
-        """
+        """Returns how much each buffer may hold; None: any, while all together hold no more than is taken at once."""
         filled = [buffer for buffer in buffers if buffer.fetched]
         messages = sum([buffer.size for buffer in filled])
         size_bytes = held_bytes(filled)
@@ -104,18 +94,13 @@ class Prefetch:
         )
 
     def full(self, buffers: Collection[Buffer]) -> bool:
-        """Tells whether the buffers hold as many bytes as they may, if the last message came while they were not empty.
-
-        Only messages that come fill them, so where they were not full then, this takes no time.
-        """
+        """Returns whether the buffers hold all their bytes. Only messages that come fill them, so it takes no time."""
         self._full = self._full and held_bytes(buffers) + self._aside_bytes() >= self.bytes_max
         return self._full
 
     def takes(self, buffers: Collection[Buffer], most: int) -> int:
-        """Returns how many messages to take at once, at most `most`: so many as should fit; 0 if the buffers are full.
-
-        While the buffers are empty it is `most`, however large they are: librdkafka's queue has a bound of its own.
-        """
+        """Returns how many messages to take, `most` at most: what should fit; `most` into empty buffers, as
+        librdkafka's queue has its own bound."""
         return self._fitting(buffers, most, 1)
 
     @property
@@ -200,10 +185,8 @@ class HandlingRate:
         return max(1, round(1000 * self._handled / max(BUSY_MS_MIN, self._busy_ms)))
 
     def within(self, ms: int) -> int:
-        """Returns how many messages the user handles within `ms` at this rate: at least 1, and 1 until measured.
-
-        It is never more than twice what he has handled so far: few fast messages do not prove that the next are fast.
-        """
+        """Returns how many messages the user handles within `ms`: 1 at least and until measured, and twice what he has
+        handled at most: few fast ones do not prove the next."""
         if not self._handled:
             return 1
         return max(1, min(int(ms * self._handled / max(BUSY_MS_MIN, self._busy_ms)), 2 * self._total))
@@ -223,10 +206,8 @@ WAIT_S_MAX: Final = 0.01
 
 
 class AckWindow:
-    """Says how much more of a claim may be delivered. `most`: None for any number.
-
-    `end_of(claim)`: the offset below which a `process` takes messages of the claim; None where none runs.
-    """
+    """How much more of a claim may be delivered. `most`: None for any. `end_of(claim)`: below which a `process` takes
+    messages, if one runs."""
 
     __slots__ = ("_delivered", "_wait_s", "end_of", "most")
 
@@ -237,10 +218,8 @@ class AckWindow:
         self._wait_s = WAIT_S_MIN
 
     def room(self, claim: Claim, buffer: Buffer) -> int:
-        """Returns how many messages of the claim may be delivered that were not delivered under it before.
-
-        They come from `buffer`. sys.maxsize: all of them, and more.
-        """
+        """Returns how many messages of `buffer` may be delivered for the first time under this claim; sys.maxsize:
+        all."""
         if blocked(claim):
             return 0
         if not isinstance(claim.tracker, AtLeastOnce):
@@ -249,10 +228,8 @@ class AckWindow:
         return room if self.most is None else max(0, min(room, self.most - claim.tracker.in_flight))
 
     def wait_s(self, buffers: Iterable[Buffer], delivered: int) -> float | None:
-        """Returns how long to wait for acks before looking again; None if no buffered message waits for one.
-
-        `delivered`: how many messages the consumer has delivered; the waits grow until this number changes.
-        """
+        """Returns how long to wait for acks before looking again; None if nothing waits. The waits grow until
+        `delivered`, the consumer's count, changes."""
         if not any(self._full(buffers)):
             return None
         if delivered != self._delivered:
@@ -280,7 +257,7 @@ class AckWindow:
 
 
 class Turns:
-    """Holds the claimed partitions in the order of their turns. Who has had a turn goes behind the others."""
+    """The claimed partitions in the order of their turns. Who has had a turn goes behind the others."""
 
     __slots__ = ("_before", "_order", "_reserved")
 
@@ -311,11 +288,8 @@ class Turns:
         self._reserved, self._before = tp, delivered
 
     def resume(self, delivered: int) -> None:
-        """Gives the partition that had the last turn another one, if the consumer has delivered nothing since.
-
-        Messages are reserved for some ms. A thread that gets no processor time for so long would deliver none of them,
-        and the partition would wait for all others.
-        """
+        """Gives the last partition another turn if nothing was delivered since: a thread without processor time would
+        deliver none of its reserved messages, and wait for all others."""
         last = self._reserved
         if last is not None and last in self._order and delivered == self._before:
             self._order.remove(last)

@@ -40,11 +40,8 @@ def blocked(claim: Claim) -> bool:
 
 
 def most_deliveries(claim: Claim) -> int:
-    """Returns how often a message was delivered, by earlier owners and this one: the most of all that are unfinished.
-
-    It looks at the message at the position, and at those that this owner has delivered again. A message that earlier
-    owners delivered counts from then on. Returns 0 if no such message was delivered, and in at-most-once mode.
-    """
+    """Returns the most deliveries of an unfinished message, by earlier owners and this one: at the position, or
+    delivered again here. 0 without one, and at most once."""
     tracker = claim.tracker
     if not isinstance(tracker, AtLeastOnce):
         return 0
@@ -82,11 +79,8 @@ class Redelivering:
         left_bytes: int | None,
         parts: list[tuple[Part, Delivered]],
     ) -> tuple[int, int | None]:
-        """Takes at most `left` due messages, and at most `left_bytes` bytes of them (None: any number), into `parts`.
-
-        Claims whose gate is shut are left out. The first message is taken however large it is. Returns how much of
-        `left` and `left_bytes` remains.
-        """
+        """Takes due messages into `parts`, `left` and `left_bytes` (None: any) at most, the first whatever its size,
+        where the gate is open. Returns what remains."""
         for claim in claims:
             if (
                 claim is None
@@ -131,11 +125,8 @@ class Redelivering:
         self._context.answers.redelivered += messages
 
     def limit(self, claim: Claim, buffer: Buffer, count: int) -> int:
-        """Returns how many of the next `count` messages of a buffer may be delivered, given `max_deliver`.
-
-        The first ones that earlier owners have delivered so often go to the dead-letter topic, which may empty the
-        buffer's first chunk. The messages are those of the chunk that is the first one then.
-        """
+        """Returns how many of the next `count` may be delivered, given `max_deliver`; the first that earlier owners
+        delivered so often become dead letters, which may empty the first chunk. Then the next one counts."""
         answers, tracker = self._context.answers, claim.tracker
         if (most := answers.deliveries_max) is None or not isinstance(tracker, AtLeastOnce):
             return count
@@ -180,7 +171,7 @@ class Redelivering:
 
 
 class Redelivered(Reserved):
-    """Holds the permission to deliver one message again while the gate stays open."""
+    """The permission to deliver one message again while the gate stays open."""
 
     __slots__ = ("_claim", "_found", "_now", "_raw", "_redelivering")
 

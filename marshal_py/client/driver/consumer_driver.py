@@ -73,13 +73,9 @@ class ConsumerDriver:
         *,
         plans: bool,
     ) -> None:
-        """Makes the driver of a member that has not joined yet.
-
-        `log`: the number of the group's coordination log. `new_topics`: the topics that were added to the group later;
-        they are read from their first offset (D5). `plans`: whether the consumer plans ranges that other processes
-        read. `refold(driver, at)` has the log folded once more up to offset `at`, to check the member's state (G6).
-        `siblings()` returns the sessions of the Marshal's consumers that this log holds.
-        """
+        """`log`: the group's. `new_topics`: added to the group later, read from their first offset (D5). `plans`: it
+        plans ranges for others to read. `refold(driver, at)`: folds the log again to `at` (G6). `siblings()`: sessions
+        of this Marshal's consumers in this log."""
         self.context, self.log, self.member, self.options = context, log, member, options
         self.incarnation = incarnation
         self.topic_watch: TopicWatch = TopicWatch(
@@ -200,10 +196,7 @@ class ConsumerDriver:
             self.kick()
 
     def lose_history(self) -> None:
-        """Takes all claims from the member, because the log has lost records that this process had not read (N11).
-
-        The member is not stepped again before `regain_history` is called.
-        """
+        """Takes all claims, because the log lost unread records (N11). No step before `regain_history`."""
         self.away = True
         self.execute(self.member.detach(), self.context.clock.now())
 
@@ -370,12 +363,9 @@ class ConsumerDriver:
         self.execute(self.member.tick(now), now)  # now: it may be the last copy of one that has left
 
     def _check_refused(self) -> TaskSteps:
-        """Asks the cluster for the bounds of partitions that it refused to fetch at the wanted position (D6).
-
-        A position below the partition's beginning moves to the beginning. A position beyond its end parks the
-        partition, and so does a truncation. The topic's id is checked first, as the topic may have been recreated
-        (D10). If the cluster does not answer, the question is asked again later.
-        """
+        """Asks for the bounds of partitions with a refused position (D6): below, it moves to the beginning; beyond, or
+        truncated, the partition is parked. The topic's id comes first: it may be recreated (D10). Without an answer it
+        asks later."""
         failed: ClusterError | None = None
         with self.context.lock:
             asked = list(self.refused_positions.values())
@@ -412,10 +402,8 @@ class ConsumerDriver:
                 self.step(self.context.clock.now())
 
     def park(self, tp: TopicPartition, reason: str, detail: str) -> None:
-        """Releases a claimed partition and parks it. A partition that is only fetched ahead is left to its owner (D6).
-
-        `reason`: a short word for the cause, from records.py; `detail`: the cause in words for people.
-        """
+        """Releases and parks a claim; one fetched ahead is its owner's (D6). `reason`: of records.py; `detail`: for
+        people."""
         for claim in self.member.claims.values():
             if claim.tp == tp:
                 self.member.park(claim.epoch, reason, detail, self.context.clock.now())
@@ -455,10 +443,7 @@ class ConsumerDriver:
         return -1 if tp.topic in self.topic_watch.absent else self.source.end_offset(tp)
 
     def draining(self, claim: Claim) -> tuple[str, float]:
-        """Returns why the claim is ending, and for how many more seconds it waits for handlers.
-
-        If the claim is not ending, it returns ("", -1).
-        """
+        """Returns why the claim is ending, and for how many more seconds handlers have; ("", -1) if it is not."""
         if claim.phase is ClaimPhase.OPEN:
             return "", -1.0
         until_ms = claim.drain_until_ms

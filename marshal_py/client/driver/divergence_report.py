@@ -30,10 +30,8 @@ NAME_CHARACTERS_MAX: Final = 60  # of the group's name in the file's name
 
 
 def save(member: Member, error: Diverged, folder: str | None, library: str, time_ms: int) -> str:
-    """Writes the file into `folder` ("": the system's folder for temporary files). Returns its path.
-
-    If the file cannot be written, logs that and returns "". If `folder` is None, it only returns "".
-    """
+    """Writes the file into `folder` ("": for temporary files) and returns its path; "" if that fails, which it logs, or
+    for None."""
     if folder is None:
         return ""
     world = member.world

@@ -45,11 +45,8 @@ _CALLS: Final = frozenset({"error_cb", "stats_cb", "throttle_cb", "logger", "on_
 
 
 def check(choice: str, given: Mapping[str, Any], *, reachable: bool) -> str:
-    """Returns which witness to use: "run" (the `marshal run` around this process), "process" or "".
-
-    `given`: the caller's librdkafka settings. `reachable`: whether another process can connect to this cluster. Raises
-    InvalidOption, UnsupportedPlatform.
-    """
+    """Returns the witness to use: "run" (the `marshal run` around this process), "process" or "". `given`: librdkafka's
+    settings. `reachable`: by other processes. Raises InvalidOption, UnsupportedPlatform."""
     if choice not in CHOICES:
         raise InvalidOption("last_will", choice, f"one of {', '.join(CHOICES)}")
     if choice == "off":
@@ -72,10 +69,8 @@ def _calls(given: Mapping[str, Any]) -> str:
 
 
 def of_program(given: Mapping[str, Any]) -> str:
-    """Returns the choice of a program that is all of its process: "process" where that works, else "auto".
-
-    A `marshal run` that can be reached is preferred, because it exists already. `given`: librdkafka's settings.
-    """
+    """Returns the choice of a whole program: "process" where that works; "auto" with a `marshal run`, which exists
+    already."""
     if rendezvous.descriptor() is not None:
         return "auto"
     try:
@@ -85,7 +80,7 @@ def of_program(given: Mapping[str, Any]) -> str:
 
 
 class _Kept:
-    """Holds what is kept of one consumer."""
+    """What is kept of one consumer."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -116,11 +111,8 @@ class LastWills:
 
     @property
     def witness(self) -> str:
-        """Returns the name of the witness, for the Join of a new consumer; "" if there is none.
-
-        Waits for one that has just been started, for READY_S at most. One that is late will find the session all the
-        same, so it counts.
-        """
+        """Returns the witness's name for a Join, or "". Waits READY_S for one just started; a late one finds the
+        session, so it counts."""
         answered = self._ready.wait(READY_S)
         connection = self._connection
         if answered and connection is None:
@@ -205,10 +197,8 @@ class LastWills:
         return rendezvous.connect()
 
     def _lose(self, why: str, *, for_good: bool = False) -> None:
-        """Notes that there is no witness. After a pause another is started, or `marshal run` is asked again.
-
-        `for_good`: neither would help.
-        """
+        """Notes that there is no witness; another is started, or `marshal run` asked, after a pause, unless
+        `for_good`."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None

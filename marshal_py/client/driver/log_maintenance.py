@@ -55,10 +55,7 @@ class Truncation(NamedTuple):
 
 
 class LogMaintenance:
-    """Maintains all logs of one Marshal.
-
-    Its methods are called with the lock held, except those that run on the history worker.
-    """
+    """Maintains all logs of one Marshal. The lock is held, but for what runs on the history worker."""
 
     def __init__(self, context: Context, logs: Logs, truncation: Truncation | None = None) -> None:
         """`truncation`: None for TRUNCATE_EVERY_MS and TRUNCATE_RECORDS_MIN."""
@@ -130,10 +127,7 @@ class LogMaintenance:
         self._context.outbox.put(number, b"", values, refused)
 
     def _evict(self, world: World, records: list[tuple[str, Evict]]) -> None:
-        """Sends records that evict silent sessions of groups in which this process has no member (N14).
-
-        Such a group may have no other member left that could do it.
-        """
+        """Evicts silent sessions of groups without a member here, which may have no other to do it (N14)."""
         for group, record in records:
             assert world.genesis is not None  # it has sessions
             value = codec.encode(record, group, world.genesis.incarnation, world.writes_version(group))
@@ -171,10 +165,8 @@ class LogMaintenance:
             self._send(snapshotter.world.log, snapshotter.audited(stored, again))
 
     def _again(self, world: World, at: int, group: str = "") -> World | None:
-        """Returns the log's world at offset `at`, folded once more from the newest confirmed snapshot below it.
-
-        Digests of `group` are kept on the way, unless it is "". Returns None if the log could not be read or is broken.
-        """
+        """Returns the world at `at`, folded again from the confirmed snapshot below, with digests of `group` (or "");
+        None if that fails."""
         context = self._context
         try:
             bounds = context.coordination.bounds(world.log, BOUNDS_TIMEOUT_S)
@@ -205,10 +197,8 @@ class LogMaintenance:
         self._context.history_worker.submit(f"group {member.name}: the second fold", work, driver)
 
     def _check_start(self, world: World) -> None:
-        """Checks the confirmed snapshot at which this process began to read the log (N9).
-
-        Folding on from the next older confirmed snapshot must give the same state. If it does not, the log is broken.
-        """
+        """Folds the older confirmed snapshot on to the one at which this process began (N9); if they differ, the log is
+        broken."""
         context, at = self._context, world.began_at
         bounds = context.coordination.bounds(world.log, BOUNDS_TIMEOUT_S)
         assert world.genesis is not None  # a snapshot names it
@@ -232,10 +222,8 @@ class LogMaintenance:
             self._logs.break_log(world.log, SnapshotRefused(world.log, at, older[0].at))
 
     def _truncate(self, snapshotter: Snapshotter) -> None:
-        """Deletes the records that lie below two confirmed snapshots and are older than `history_kept_s` (N12).
-
-        It cuts at a snapshot, because what lies between a cut and the next snapshot could not be read any more.
-        """
+        """Deletes what is below two confirmed snapshots and older than `history_kept_s` (N12): at a snapshot, as what
+        lies before the next could not be read."""
         context, number = self._context, snapshotter.world.log
         with context.lock:
             before = snapshotter.deletable()

@@ -50,7 +50,7 @@ FOLD_RECORDS_LOCKED: Final = 500
 
 
 class Loop:
-    """Is the background thread of one Marshal, which drives all its consumers."""
+    """The background thread of one Marshal, which drives all its consumers."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -166,11 +166,8 @@ class Loop:
             self._context.worker.submit("coordination topic", self.check_topic)
 
     def check_topic(self) -> bool:
-        """Tells whether the coordination topic is still the one that was opened. Raises ClusterError.
-
-        If it was deleted or recreated, the consumers of all its logs are ended (`break_log`), even where offsets still
-        fit (L8).
-        """
+        """Returns whether the coordination topic is the one that was opened; if not, ends the consumers of all its
+        logs, even where offsets fit (L8). Raises ClusterError."""
         info = self._context.admin.describe_topic(self._context.topic)
         if not self._topic_id and info is not None:
             self._topic_id = info.topic_id
@@ -184,10 +181,8 @@ class Loop:
     # --- opening logs, from the user's thread
 
     def open_root(self, partitions: int, timeout_s: float) -> Genesis:
-        """Returns the root, the Genesis of log 0 that holds for all logs (L3); writes it if the topic is new.
-
-        `partitions`: how many logs a new topic gets. Raises CoordinationError, ClusterUnreachable.
-        """
+        """Returns the root (L3), written with `partitions` if the topic is new. Raises CoordinationError,
+        ClusterUnreachable."""
         context, deadline = self._context, time.monotonic() + timeout_s
         asked = context.admin, context.coordination, context.topic
         try:
@@ -214,11 +209,8 @@ class Loop:
         return world.genesis
 
     def open_world(self, number: int, root: Genesis | None, deadline: float) -> World:
-        """Returns the world of log `number`, folded to the end that the log has now.
-
-        If `root` is given and the log has no Genesis, `root` is written to it. `deadline`: of the monotonic clock, in
-        seconds. Raises CoordinationError, ClusterUnreachable.
-        """
+        """Returns the world of log `number`, folded to its end now; writes `root` to a log without Genesis. `deadline`:
+        monotonic seconds. Raises CoordinationError, ClusterUnreachable."""
         with self._context.lock:
             opening = self._opening[number]
         if not opening.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -252,10 +244,8 @@ class Loop:
         self._context.wait_for(lambda: world.next_offset >= bounds.end, what, deadline, world.log)
 
     def _start_over(self, error: HistoryTruncated) -> None:
-        """Handles a log whose records were deleted before this process read them (N11).
-
-        Its consumers lose their claims and wait until the state has been read again, from a snapshot.
-        """
+        """A log lost unread records (N11): its consumers lose their claims until the state is read again, from a
+        snapshot."""
         with self._context.outbox, self._context.lock:
             world = self.worlds[error.log]
             logger.warning("%s", error, extra={"marshal_log": error.log})
@@ -306,10 +296,8 @@ class Loop:
         driver.look_at_topics()
 
     def close(self, flush_s: float) -> None:
-        """Ends the thread, closes the connections, then runs the callbacks that are waiting.
-
-        `flush_s`: for how many seconds all of that may take. The consumers must have ended before.
-        """
+        """Ends the thread, closes connections, runs waiting callbacks, within `flush_s`. The consumers have ended
+        before."""
         self._closing = True
         with self._context.lock:
             self._context.closed = True

@@ -58,10 +58,7 @@ def why_waiting(driver: ConsumerDriver) -> str:
 
 
 def not_consumed(driver: ConsumerDriver) -> dict[str, int]:
-    """Returns the causes for which nobody consumes something: of how many partitions, or 1 if it is of all of them.
-
-    A cause that concerns a consumer alone counts if it is this one.
-    """
+    """Returns causes with numbers of partitions that nobody consumes; 1 for all, or for this consumer alone."""
     group, found = driver.member.group, Counter[str]()
     for one in standstills(group, facts_of(driver)) if group is not None else ():
         if one.partitions or not one.sessions or driver.member.session in one.sessions:
@@ -79,10 +76,8 @@ NO_OWNER: Final = "no live member of the group owns it"
 
 
 def check_read(driver: ConsumerDriver, ends: Mapping[TopicPartition, int]) -> None:
-    """Checks partitions for whose offsets before `ends` a job has found nothing more to read.
-
-    Raises PartitionsParked, if partitions are parked (F6.4); PartitionsUnread.
-    """
+    """Raises PartitionsParked (F6.4) or PartitionsUnread if a job has found nothing more before `ends` of
+    partitions."""
     member, group = driver.member, driver.member.group
     parked = {tp: reason for tp, reason in sorted(driver.parked().items()) if tp in ends}
     if parked:

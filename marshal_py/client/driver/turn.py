@@ -29,10 +29,7 @@ class Maintenance(Protocol):
 
 
 class Turn:
-    """Drives all consumers of one Marshal.
-
-    `worlds`: the folded state of each log that this process follows, by number of the coordination partition.
-    """
+    """Drives all consumers of one Marshal. `worlds`: by coordination partition, the folded state."""
 
     def __init__(self, context: Context, maintenance: Maintenance) -> None:
         self._context, self._maintenance = context, maintenance
@@ -116,11 +113,8 @@ class Turn:
                 context.changed.notify_all()
 
     def carry_out(self) -> None:
-        """Tells each consumer's data client which partitions to fetch and which to pause now.
-
-        The driver and the user only note this under the lock; the client learns it when the user polls, or by this
-        call, which is made without the lock. If a client fails, its consumer ends with ClusterError.
-        """
+        """Tells data clients, without the lock, what to fetch and pause, which was noted under it. A client that fails
+        ends its consumer with ClusterError."""
         for driver in self.drivers:
             try:
                 driver.source.carry_out()

@@ -23,10 +23,8 @@ from marshal_py.transport.ports import ClusterAdmin
 
 
 def find_topics(admin: ClusterAdmin, topics: tuple[str, ...], coordination_topic: str) -> tuple[str, ...]:
-    """Returns the topics that a consumer reads: those that it names, and those of the cluster that its patterns match.
-
-    `topics`: as in its Join. Raises ClusterUnreachable.
-    """
+    """Returns the topics of a Join's `topics`: named ones, and the cluster's that patterns match. Raises
+    ClusterUnreachable."""
     return consumed(topics, admin.topics() - {coordination_topic} if has_patterns(topics) else ())
 
 
@@ -49,10 +47,8 @@ class TopicWatch:
         publish: Callable[[AdvisoryKind, str, str], None],
         kick: Callable[[], None],
     ) -> None:
-        """`later`: the topics that came after the group began, and begin at their beginning (D5).
-
-        `publish(kind, topic, text)` tells the user of an event. `kick` steps the member.
-        """
+        """`later`: topics that came after the group began (D5). `publish(kind, topic, text)`: tells the user. `kick`:
+        steps the member."""
         self.later: set[str] = set(later)
         self.missing: set[str] = set()  # named topics that the cluster said not to have, as of the last look
         self._context, self._member = context, member
@@ -192,11 +188,8 @@ class PositionCopies:
         self._wanted |= positions
 
     def copy(self, absent: Collection[str]) -> TaskSteps:
-        """Copies what was added. Called on the worker thread, without the lock.
-
-        A new owner may have committed before, while this thread waited: then the newer position is copied again.
-        `absent`: topics that the cluster does not have; a refusal because of them is none.
-        """
+        """Copies what was added, on the worker thread. A new owner may have committed meanwhile: then the newer
+        position is copied again. Refusals because of `absent` topics are none."""
         context = self._context
         with context.lock:
             positions, self._wanted = self._wanted, {}
@@ -224,10 +217,8 @@ class CommitRefusals:
         self._told = ""
 
     def answered(self, refused: str, now: Instant) -> str:
-        """Takes the answer to a copy: why Kafka refused it, or "". Returns what to report of a refusal, "" if nothing.
-
-        Once per reason, when Kafka has refused every copy for LASTS_MS.
-        """
+        """Takes Kafka's refusal of a copy, or "". Returns what to report: once per reason, after LASTS_MS without a
+        success."""
         if not refused:
             self._since, self._told = None, ""
             return ""

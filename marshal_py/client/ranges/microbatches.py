@@ -44,7 +44,7 @@ FIRST: Final[End] = {"b": 0, "r": {}}  # before the first batch; it never change
 
 
 class Planned(NamedTuple):
-    """Holds one range of a batch, as the end offset names it: [start, to), planned by `session` under `epoch`."""
+    """One range of a batch, as the end offset names it: [start, to), planned by `session` under `epoch`."""
 
     session: int
     epoch: int
@@ -54,7 +54,7 @@ class Planned(NamedTuple):
 
 
 class DeliveredBatch(NamedTuple):
-    """Holds the ranges of a batch that is with the query, and the session that delivered them."""
+    """The ranges of a batch that is with the query, and the session that delivered them."""
 
     session: int
     taken: list[Taken]
@@ -84,19 +84,14 @@ def group_of(end: End) -> str | None:
 
 
 def life_of(end: End) -> int:
-    """Returns the offset of the group's last deletion before the batch was planned; NONE if there was none.
-
-    A group that was deleted and created again since begins where its settings say, whatever the query has done.
-    """
+    """Returns the offset of the group's last deletion before the batch was planned, or NONE. Since then the group
+    begins where its settings say."""
     deleted_at: int = end.get("d", NONE)
     return deleted_at
 
 
 def planned_in(end: End, incarnation: bytes) -> dict[TopicPartition, Planned]:
-    """Returns the ranges of the batch that ends at `end`.
-
-    There are none if `end` is FIRST, or if it was made under another incarnation of the coordination topic.
-    """
+    """Returns the ranges of the batch that ends at `end`; none for FIRST or another incarnation."""
     if end.get("i") != incarnation.hex():
         return {}
     found = {}
@@ -107,17 +102,14 @@ def planned_in(end: End, incarnation: bytes) -> dict[TopicPartition, Planned]:
 
 
 class MicroBatches:
-    """Holds the batches of one member, in either delivery mode. Every method is called with the Marshal's lock held."""
+    """The batches of one member, in either delivery mode. Every method is called with the Marshal's lock held."""
 
     member: Member
     ranges: Ranges
 
     def __init__(self, member: Member, ranges: Ranges, incarnation: bytes, before: MicroBatches | None = None) -> None:
-        """Begins with the batches that `before` has delivered, or without batches.
-
-        `before`: the MicroBatches of this process's earlier membership. It is ignored if its incarnation differs,
-        because an epoch there names another claim. `incarnation`: that of the log now.
-        """
+        """`before`: this process's earlier batches; ignored for another `incarnation`, where epochs name other
+        claims."""
         if before is not None and before.incarnation != incarnation:
             before = None
         self.member, self.ranges = member, ranges
@@ -139,10 +131,7 @@ class MicroBatches:
     # --- the query has committed
 
     def commit(self, end: End, now: Instant) -> bool:
-        """Moves positions past the batch that ends at `end`, because the query has committed it.
-
-        Returns whether a position moved. It may be called again for the same batch.
-        """
+        """Moves positions past the committed batch that ends at `end`; returns whether one moved. May be repeated."""
         key = key_of(end)
         if key != self._committed:
             self._committed = key
@@ -155,12 +144,8 @@ class MicroBatches:
         return self.settle_proven(now)
 
     def commit_reported(self, digest: str, now: Instant) -> bool:
-        """Does what `commit` does, when a listener reports that the query has committed the batch with this `digest`.
-
-        `digest`: the hash of the batch's end offset (`digest_of`). The report may come before or after the query's own
-        call of `commit`, twice, or for another member's batch. A batch that is not with the query now is left to the
-        query's own call.
-        """
+        """As `commit`, for a listener's report of a batch's `digest` (`digest_of`), early, late, twice or of another
+        member: a batch not with the query now is left to its own call."""
         for key in self.delivered:
             end: End = json.loads(key)
             if digest_of(end) == digest:
@@ -198,11 +183,8 @@ class MicroBatches:
                 self._proven[tp] = self._finished.pop(tp)
 
     def settle_proven(self, now: Instant) -> bool:
-        """Moves positions over committed ranges that were delivered under earlier claims. Returns whether one moved.
-
-        A range is kept for a later call while this process has not claimed its partition again. It is dropped once the
-        position has passed it, or another process has claimed its partition.
-        """
+        """Moves positions over committed ranges of earlier claims; returns whether one moved. A range is kept until its
+        partition is claimed again, dropped when it is passed or another process's."""
         self._look_at_finished()
         moved = False
         for tp, proven in list(self._proven.items()):
@@ -220,10 +202,7 @@ class MicroBatches:
         return moved
 
     def _continued_as(self, tp: TopicPartition, planned: Planned) -> int:
-        """Returns the epoch of this process's newest claim of the partition; it is at least `planned.epoch`.
-
-        Returns NONE if another process has claimed the partition between the claim of `planned` and the newest claim.
-        """
+        """Returns this process's newest claim's epoch; NONE if another process claimed between it and `planned`."""
         epoch, session = planned.epoch, planned.session
         for begun in self.ranges.begun.get(tp, ()):
             if begun.epoch > epoch:
@@ -237,29 +216,21 @@ class MicroBatches:
         return None if group is None else group.partitions.get(tp)
 
     def _passed(self, part: Partition, planned: Planned) -> bool:
-        """Tells whether the range needs no delivery any more.
-
-        That is so if the position is at or beyond its end, if an admin has moved the position, or if the partition is
-        parked, so that an admin must move it (F6.5).
-        """
+        """Returns whether the range needs no delivery: passed, moved by an admin, or parked (F6.5)."""
         return part.generation != planned.generation or part.position >= planned.to or part.parked != ""
 
     def _of_others(self, part: Partition, tp: TopicPartition, session: int) -> bool:
-        """Tells whether the partition belongs to a session that is neither `session` nor one of this process.
-
-        If the partition has no owner, its last owner decides.
-        """
+        """Returns whether the partition is, or without an owner was last, of a session other than `session` and this
+        process's."""
         ours = {session, self.member.session, *(begun.session for begun in self.ranges.begun.get(tp, ()))}
         return part.owner not in ours if part.owner != NONE else part.last_owner not in ours
 
     # --- the next batch
 
     def plan(self, start: End, available: Sequence[ClaimedRange], now: Instant) -> End:
-        """Returns the end offset of the batch that follows `start`; `start` itself if there is nothing to read.
-
-        In at-least-once mode it also delivers the batch: those of the `available` ranges that may be delivered now. In
-        at-most-once mode the driver delivers them later (`deliver`), once the query has stored the end offset.
-        """
+        """Returns the end of the batch after `start`, or `start` if nothing is to be read. At least once it delivers
+        what may be delivered of `available`; at most once the driver does (`deliver`), when the query has stored the
+        end."""
         for batch in self.delivered.values():  # the query asks for another batch, so it never began this one
             for one in batch.taken:
                 self.ranges.give_back(one)
@@ -312,12 +283,9 @@ class MicroBatches:
         ]
 
     def lost_with(self, end: End) -> list[tuple[TopicPartition, int, int]]:
-        """Returns the offsets that are lost with an uncommitted batch: those that were granted to an earlier member.
-
-        They are ranges (partition, start, to). The log does not say for which batch it granted offsets. But if no other
-        member has had the partition between that member and this one, and no admin has moved the position, then the
-        offsets below the position at which that member ended were granted to it.
-        """
+        """Returns the (partition, start, to) lost with an uncommitted batch: the log does not say for which batch it
+        granted, but without another member or move in between, what is below the earlier member's end was granted to
+        it."""
         found = []
         for tp, planned in planned_in(end, self.incarnation).items():
             part = self._partition(tp)
@@ -338,11 +306,8 @@ class MicroBatches:
     # --- a batch that an earlier member planned
 
     def replay(self, end: End, now: Instant) -> Replay:
-        """Says what becomes of each range of a batch that an earlier member planned.
-
-        In at-least-once mode it delivers the ranges that this member may deliver now. Call it again while the result's
-        `waits` has entries.
-        """
+        """Says what becomes of each range of an earlier member's batch; at least once it delivers what it may. Call
+        again while `waits` has entries."""
         self.settle_proven(now)
         result = Replay([], {}, {})
         for tp, planned in planned_in(end, self.incarnation).items():

@@ -32,12 +32,8 @@ BEGUN_KEPT: Final = 64  # claims remembered per partition: a batch that was plan
 
 
 class ClaimedRange(NamedTuple):
-    """Holds the offsets [start, to) of one partition under one claim. Some of the offsets may hold no message.
-
-    `token`: the claim's fencing token. `generation`: the generation of the partition's position when it was claimed; an
-    admin who sets the position (SetPosition) begins a new generation. `topic_id`: Kafka's, "" if the cluster gives
-    none.
-    """
+    """Offsets [start, to) of one partition under one claim; some may hold no message. `token`: the claim's.
+    `generation`: of the position when claimed; a SetPosition begins a new one. `topic_id`: Kafka's, or ""."""
 
     topic: str
     partition: int
@@ -53,11 +49,7 @@ class ClaimedRange(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Holds a range that was delivered, with what `Ranges.finish` needs.
-
-    `run`: the part of the claim's tracker that records which of the range's offsets are done; None in at-most-once
-    mode. `first`: the index in `run` at which the range begins.
-    """
+    """A delivered range. `run`, from index `first`: which of its offsets are done; None at most once."""
 
     range: ClaimedRange
     claim: Claim
@@ -66,11 +58,8 @@ class Taken(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """Records one claim of this process.
-
-    `epoch`: the claim's epoch. `session`: this process's session that claimed. `after`: the session that owned the
-    partition before. `start`: in at-most-once mode, the position at which the claim began, else NONE.
-    """
+    """One claim of this process: `epoch`, its `session`, the owner `after` which it came; `start`: at most once where
+    it began, else NONE."""
 
     epoch: int
     session: int
@@ -79,7 +68,7 @@ class Begun(NamedTuple):
 
 
 class PlannedClaim:
-    """Holds one claim, the offset from which its next range is planned, and its range in flight (`taken`), if any."""
+    """One claim, the offset from which its next range is planned, and its range in flight (`taken`), if any."""
 
     __slots__ = ("claim", "next_offset", "requested", "taken")
 
@@ -91,7 +80,7 @@ class PlannedClaim:
 
 
 class Ranges:
-    """Holds the claims of one consumer that plans ranges, and their ranges in flight."""
+    """The claims of one consumer that plans ranges, and their ranges in flight."""
 
     member: Member
     incarnation: bytes
@@ -148,10 +137,8 @@ class Ranges:
             self.prefetching.discard(tp)
 
     def restart(self, tp: TopicPartition, first: int) -> int:
-        """Has the partition's next range begin at `first` or above, because the offsets before are lost (D6).
-
-        Returns where it would have begun.
-        """
+        """Has the next range begin at `first` or above, as those before are lost (D6). Returns where it would have
+        begun."""
         planned = self.claims[tp]
         ended, planned.next_offset = planned.next_offset, max(planned.next_offset, first)
         return ended
@@ -164,19 +151,13 @@ class Ranges:
         self.user_paused.difference_update(tps)
 
     def ends_wanted(self) -> list[TopicPartition]:
-        """Returns the partitions whose end offsets the cluster must be asked for.
-
-        The ends of claimed partitions give the lag. A known end of a partition that will be handed over shows that this
-        member is ready for it.
-        """
+        """Returns the partitions whose ends to ask for: claimed ones, for the lag; those to be handed over, which shows
+        readiness."""
         return [*self.claims, *self.prefetching]
 
     def settled(self) -> bool:
-        """Tells whether this member need not expect further partitions soon.
-
-        True if each partition is parked (no member may claim it) or owned by this member or another live one, and no
-        hand-over to this member is planned. Also true while the group is paused, or at the member's limit of claims.
-        """
+        """Returns whether no further partitions are to be expected soon: each is parked or owned by a live member and
+        none is on its way here; or a pause, or the limit of claims."""
         member = self.member
         group = member.group
         if group is None or member.session == NONE or member.session not in group.sessions:
@@ -204,10 +185,8 @@ class Ranges:
         return bool(limit) and len(self.member.claims) >= limit
 
     def unowned(self, tp: TopicPartition) -> bool:
-        """Tells whether neither this member nor another live one owns a partition.
-
-        An owner that has shown no sign of life since this member joined may be dead: it is being waited for.
-        """
+        """Returns whether no live member owns the partition. An owner without a sign of life since this one joined is
+        waited for."""
         member, group = self.member, self.member.group
         part = None if group is None else group.partitions.get(tp)
         owner = None if group is None or part is None else group.sessions.get(part.owner)
@@ -216,11 +195,8 @@ class Ranges:
     # --- planning
 
     def available(self, bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, tuple[int, int]]:
-        """Returns the offsets [start, to) that each claim could deliver next, below the end in `bounds`.
-
-        Left out are claims that no longer deliver, that have a range in flight, or that the user has paused. Offsets
-        that the partition has deleted are noted in the log as lost, and skipped (D6).
-        """
+        """Returns what [start, to) each claim could deliver next, below `bounds`; not if it delivers no more, has a
+        range in flight, or is paused here. Deleted offsets are noted as lost and skipped (D6)."""
         found: dict[TopicPartition, tuple[int, int]] = {}
         for tp, planned in self.claims.items():
             if (
@@ -249,10 +225,7 @@ class Ranges:
         ]
 
     def _unfinished(self, planned: PlannedClaim, end: int) -> tuple[int, int]:
-        """Returns the next offsets [start, to) to plan, below `end`.
-
-        It leaves out offsets that an earlier owner has finished (D1).
-        """
+        """Returns the next [start, to) below `end` that no earlier owner has finished (D1)."""
         start, tracker = self._next(planned), planned.claim.tracker
         if isinstance(tracker, AtMostOnce):
             return start, end
@@ -281,12 +254,8 @@ class Ranges:
     # --- delivering and finishing
 
     def take(self, wanted: ClaimedRange, now: Instant) -> Taken | None:
-        """Delivers a range and returns it, or returns None if it may not be delivered now.
-
-        That is so if its claim has changed or has a range in flight, if the gate is shut, or if the user has paused the
-        partition. In at-least-once mode the range must begin at the claim's next offset. In at-most-once mode the
-        claim's oldest undelivered grant is delivered instead of `wanted`, and nothing if there is no grant.
-        """
+        """Delivers and returns a range; None if its claim has changed or a range in flight, the gate is shut, or it is
+        paused. At least once it begins at the next offset; at most once the oldest undelivered grant comes instead."""
         planned = self.claims.get(wanted.tp)
         if planned is None or planned.taken is not None or planned.claim.epoch != wanted.token.epoch:
             return None
@@ -363,10 +332,7 @@ class Ranges:
         )
 
     def offer(self) -> bool:
-        """Sets on each claim (`Claim.offer`) the requested range that the member asks the log to grant, or None.
-
-        Returns True if one of these grants has not been asked for yet.
-        """
+        """Sets `Claim.offer` to the requested ranges, or None. Returns whether one was not asked for yet."""
         something = False
         for planned in self.claims.values():
             tracker = planned.claim.tracker
@@ -377,10 +343,8 @@ class Ranges:
 
 
 def share(available: Mapping[TopicPartition, int], rows_max: int) -> dict[TopicPartition, int]:
-    """Returns how many of the `available` offsets of each partition a batch of at most `rows_max` offsets takes.
-
-    Partitions get even shares. If one has less than its share, the others get the rest.
-    """
+    """Returns how many of `available` offsets of each partition a batch of `rows_max` takes: even shares, filled up by
+    others."""
     shares: dict[TopicPartition, int] = {}
     left = rows_max
     for at, (tp, count) in enumerate(sorted(available.items(), key=lambda item: (item[1], item[0]))):
@@ -398,7 +362,7 @@ def share(available: Mapping[TopicPartition, int], rows_max: int) -> dict[TopicP
 
 
 class UnfetchedSource:
-    """Is the data source of a consumer that fetches nothing. `ends`: the end offsets that the cluster was asked for."""
+    """The data source of a consumer that fetches nothing. `ends`: the end offsets that the cluster was asked for."""
 
     def __init__(self, fetching: DataSource) -> None:
         """Wraps the consumer's real source, which stays open, without partitions, until the consumer closes."""
@@ -430,7 +394,7 @@ class UnfetchedSource:
 
 
 class PlannedClaims:
-    """Holds the claims of one consumer that plans ranges. (FetchedClaims does so for a consumer that fetches.)"""
+    """The claims of one consumer that plans ranges. (FetchedClaims does so for a consumer that fetches.)"""
 
     def __init__(
         self,
@@ -442,10 +406,7 @@ class PlannedClaims:
         submit: Callable[[str, Callable[[], object]], None],
         absent: Callable[[], Collection[str]],
     ) -> None:
-        """Begins without claims. `submit(name, task)` runs a task on the consumer's worker thread.
-
-        `absent` returns the topics that the cluster does not have.
-        """
+        """`submit(name, task)`: runs a task on the worker thread. `absent`: topics that the cluster lacks."""
         self._context, self._member, self._submit, self._absent = context, member, submit, absent
         member.asked = None  # its readers ask elsewhere, so nobody here knows whether the user is idle (A11)
         self._timeout_ms = round(1000 * options.handler_timeout_s)
