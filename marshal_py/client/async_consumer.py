@@ -45,7 +45,7 @@ TURN_STEPS: Final = 10  # steps of the event loop per turn, because a task needs
 
 
 class Iterating:
-    """Holds an iteration that runs: its reader, its task, and the messages that it is delivering."""
+    """An iteration that runs: its reader, its task, and the messages that it is delivering."""
 
     __slots__ = ("messages", "reader", "task")
 
@@ -57,10 +57,8 @@ class Iterating:
         self.messages: Generator[Message[Any, Any], None, None] | None = None
 
     def left(self) -> bool:
-        """Tells whether nobody can continue it: the program has dropped its iterator, or its task has ended.
-
-        A task that was cancelled may keep the iterator for a while, in a variable of a frame that its error names.
-        """
+        """Returns whether nobody can continue it: its iterator was dropped, or its task has ended, whose error may keep
+        the iterator in a frame."""
         return self.reader.iterator() is None or (self.task is not None and self.task.done())
 
 
@@ -265,10 +263,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
     async def _runs(
         self, demand: Demand, reader: Reader
     ) -> AsyncGenerator[Generator[Message[K_co, V_co], None, None], None]:
-        """Yields one iterator after the other, each over the next messages of one partition.
-
-        `reader.iterator` is the one that the program holds.
-        """
+        """Yields iterators, each over the next messages of one partition. `reader.iterator`: the program's."""
         iterating = Iterating(reader)
         consumer, call = self._consumer, Call(demand.verb)
         boot_ns = consumer._context.clock.boot_ns
@@ -378,7 +373,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         return True
 
     def healthy(self, max_silence_s: float = HEALTHY_SILENCE_S) -> bool:
-        """Tells whether this consumer works, as `Consumer.healthy` does. It is not awaited."""
+        """Returns whether this consumer works, as `Consumer.healthy` does. It is not awaited."""
         return self._consumer.healthy(max_silence_s)
 
     def complete(self, handle: bytes) -> bool:
@@ -424,10 +419,8 @@ class AsyncConsumer(Generic[K_co, V_co]):
 
 
 def _confirm(thread: int, confirmations: Confirmations, ack: Ack, timeout_s: float) -> None:
-    """Acks and waits for the log, in any thread but `thread`, the event loop's: there nothing is acked.
-
-    Called by `double_ack` of a message, a part or a batch.
-    """
+    """Acks and waits for the log in any thread but the event loop's (`thread`), where nothing is acked; for
+    `double_ack`."""
     if threading.get_ident() == thread:
         raise EventLoopMisuse(
             "double_ack", "of a message would block the event loop: await consumer.double_ack(message)"

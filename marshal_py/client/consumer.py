@@ -329,7 +329,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
                 step = following(steps, self._carry_out(step))
 
     def healthy(self, max_silence_s: float = HEALTHY_SILENCE_S) -> bool:
-        """Tells whether this consumer works, for the probe of a container. It sends nothing; any thread may call it.
+        """Returns whether this consumer works, for the probe of a container. It sends nothing; any thread may call it.
 
         False: it has not joined or has ended; the cluster does not answer; it reads no sign of life of its own back, so
         that it may deliver nothing; or the program has not asked for messages for `max_silence_s` seconds, because a

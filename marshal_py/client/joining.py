@@ -38,11 +38,8 @@ JOIN_STOP_TIMEOUT_S: Final = 3.0  # how long a consumer that could not join wait
 
 
 class Joining:
-    """Makes consumers. `closed` forbids new ones.
-
-    `endings` has those that have not ended, the oldest first. It does not hold the consumers themselves, so that one
-    that the program drops is noticed (Membership.__del__).
-    """
+    """Makes consumers, unless `closed`. `endings`: of those that have not ended, oldest first; not the consumers, so
+    that one that is dropped is noticed (Membership.__del__)."""
 
     def __init__(
         self,
@@ -55,10 +52,7 @@ class Joining:
         timeout_s: float,
         wills: LastWills | None = None,
     ) -> None:
-        """`library`: the version that a Join names. `timeout_s`: how long a consumer may take to join.
-
-        `wills`: what knows the witness that a Join names; None if there is none.
-        """
+        """`library`: for Joins. `timeout_s`: to join. `wills`: knows the witness for a Join, or None."""
         self._wills = wills
         self.endings: dict[ConsumerDriver, Ending] = {}
         self.closed = False
@@ -82,10 +76,7 @@ class Joining:
         *,
         plans: bool,
     ) -> M:
-        """Makes a consumer of class `kind`, and returns it once the group has it.
-
-        `verb`: the calling method's name, for errors. `plans`: whether the consumer plans ranges.
-        """
+        """Returns a consumer of class `kind` once the group has it. `verb`: for errors. `plans`: ranges."""
         context, deadline = self._context, time.monotonic() + self._timeout_s
         context.check_call("Marshal", verb, waits=True)
         if self.closed:
@@ -174,11 +165,8 @@ class Joining:
         return driver
 
     def _check(self, group: str, topics: tuple[str, ...], options: ConsumerOptions) -> dict[str, TopicInfo]:
-        """Checks that the named topics exist, and that no ordinary Kafka consumer uses the group id (D7).
-
-        Returns what the cluster says about each topic, those included that patterns match. Raises TopicMissing,
-        KafkaGroupIsLive, and InvalidOption if there are too many or the coordination topic is among them.
-        """
+        """Returns what the cluster says of the topics, patterns' included; no ordinary Kafka consumer may use the group
+        (D7). Raises TopicMissing, KafkaGroupIsLive, InvalidOption."""
         found: dict[str, TopicInfo] = {}
         if self._context.topic in topics:
             raise InvalidOption("topics", self._context.topic, NO_MESSAGES)

@@ -77,7 +77,7 @@ def _check_platform() -> None:
 
 
 class Marshal:
-    """Holds a connection to a cluster. Made by `connect`. It is a context manager: leaving it stops its consumers."""
+    """A connection to a cluster. Made by `connect`. It is a context manager: leaving it stops its consumers."""
 
     def __init__(
         self,
@@ -393,11 +393,8 @@ connect: Final = Marshal.connect
 
 
 def _close_all() -> None:
-    """Closes each Marshal that is still open, and waits at most EXIT_TIMEOUT_S for each. Called at interpreter exit.
-
-    A ResourceWarning names each, for people who ask for them (`python -X dev`). In a forked child it does nothing,
-    because the parent owns the claims.
-    """
+    """At interpreter exit: closes each open Marshal within EXIT_TIMEOUT_S, with a ResourceWarning; not in a forked
+    child, whose parent owns the claims."""
     for marshal in list(open_marshals):
         if marshal._context.pid == os.getpid():
             with contextlib.suppress(Exception):  # a warning may be an error

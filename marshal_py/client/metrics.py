@@ -20,7 +20,7 @@ from marshal_py.protocol.wire.identity import NONE, Instant
 
 
 class PartitionMetrics(Struct, frozen=True):
-    """Holds the figures of one claim.
+    """The figures of one claim.
 
     `position`: next offset to read. `end`, `lag`: -1 while the partition's end is unknown. `lag` is also -1 if the end
     lies below the position: such a partition is being parked, so that no member may consume it until an admin has moved
@@ -45,7 +45,7 @@ class PartitionMetrics(Struct, frozen=True):
 
 
 class ConsumerMetrics(Struct, frozen=True):
-    """Holds the figures of one consumer.
+    """The figures of one consumer.
 
     `lease_left_ms`: for how many ms the lease still lets deliveries begin; 0 while the member is fenced.
     `round_trip_ms`: how many ms passed until its last heartbeat was read back; -1 before the first one. `take_overs`:
@@ -106,7 +106,7 @@ class ConsumerMetrics(Struct, frozen=True):
 
 
 class Metrics(Struct, frozen=True):
-    """Holds the figures of one Marshal, taken at `time_ms` (ms since 1970).
+    """The figures of one Marshal, taken at `time_ms` (ms since 1970).
 
     `records_folded`: how many records of the coordination topic it has folded, those of all groups. `librdkafka`: the
     newest statistics of each of its clients as JSON texts, by the client's name; empty unless `connect` was given a

@@ -44,7 +44,7 @@ LOOK_S: Final = 0.25  # seconds between two questions to the cluster for new dat
 
 
 class ClaimedBatch:
-    """Holds ranges of offsets that the planner delivered together.
+    """Ranges of offsets that the planner delivered together.
 
     It is a context manager: leaving it without `commit` has the ranges planned again; in at-most-once mode they are
     lost.
@@ -191,7 +191,7 @@ class RangePlanner:
 
     @property
     def stopping(self) -> bool:
-        """Tells whether the consumer has ended, is draining, or was asked to stop."""
+        """Returns whether the consumer has ended, is draining, or was asked to stop."""
         return self._ending.stopping
 
     @property
@@ -211,12 +211,8 @@ class RangePlanner:
     # --- looking
 
     def settle(self, timeout_s: float | None = None) -> bool:
-        """Waits until this member need not expect further partitions soon, and returns True.
-
-        It need not if every partition is owned or parked, if the group is paused, or if this member has reached its
-        limit of claims (`Ranges.settled`). No member may claim a parked partition. Returns False after `timeout_s`
-        seconds (default: four heartbeat intervals), and if the consumer is stopping.
-        """
+        """Waits until no further partitions are to be expected soon (`Ranges.settled`); False after `timeout_s` (four
+        heartbeat intervals), or at a stop."""
         return self._context.complete(self.settling(timeout_s))
 
     def settling(self, timeout_s: float | None = None) -> Steps[bool]:
@@ -235,10 +231,7 @@ class RangePlanner:
             yield Change(min(WAIT_SLICE_S, left_s), seen)
 
     def resumed(self) -> bool:
-        """Tells whether one of this consumer's claims continues the work of an earlier owner.
-
-        That is so if the partition had an owner before, and its position is above 0.
-        """
+        """Returns whether a claim continues an earlier owner's work, above position 0."""
         with self._context.outbox, self._context.lock:
             group = self._member.group
             parts = [] if group is None else [group.partitions[tp] for tp in self._ranges.claims]
@@ -251,20 +244,16 @@ class RangePlanner:
             return NONE if group is None else group.deleted_at
 
     def others(self) -> dict[str, bool]:
-        """Returns the other live members of the group, by client id: True if it is proven that one was there before.
-
-        One that joined before this member, and has shown no sign of life since, may be dead: it will be evicted.
-        """
+        """Returns the other live members by client id; True: proven to have been there before. One that is silent since
+        this joined may be dead."""
         with self._context.outbox, self._context.lock:
             group, own = self._member.group, self._member.session
             found = [] if group is None else [one for one in group.sessions.values() if one.id != own]
             return {one.join.client_id: one.id < own <= one.extended for one in found}
 
     def check_alone(self) -> None:
-        """Returns once this is the only member of its group. Raises MembersAlive.
-
-        One that was there before is not waited for; others have four heartbeat intervals to leave or to be evicted.
-        """
+        """Returns once this is the only member; others have four heartbeat intervals, unless they were there before.
+        Raises MembersAlive."""
         deadline = self._context.monotonic() + self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
         while others := self.others():
             self.alive()
@@ -285,10 +274,7 @@ class RangePlanner:
         return [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
 
     def ends_at(self, until: str) -> dict[TopicPartition, int]:
-        """Returns the offset that the text `until` names in every partition of the topics.
-
-        `until` has the form of the option `start`, except `committed`. Raises what where.offsets raises.
-        """
+        """Returns the offset of `until` (a `start` but `committed`) in every partition. Raises as where.offsets."""
         return where.offsets(until, "until", self._partitions(), self._context.admin, committed=self._committed_ends)
 
     def ends(self) -> dict[TopicPartition, int]:
@@ -331,12 +317,8 @@ class RangePlanner:
             self._context.logger.warning("%s; trying again", error)
 
     def _park_beyond(self, tps: list[TopicPartition]) -> None:
-        """Parks those of `tps` whose position lies beyond the partition's real end (D6).
-
-        The real end lies after open transactions. `plan` compares positions with the end that read_committed readers
-        see, which lies before them. A group that began at the real end may be beyond that one until the transactions
-        have ended, and must not be parked.
-        """
+        """Parks those of `tps` beyond the partition's real end (D6), after open transactions. `plan` sees the committed
+        end, and a group that began at the real one must not be parked."""
         bounds = self._context.admin.bounds(tps)
         with self._context.outbox, self._context.lock:
             beyond = self._ranges.beyond(bounds)
@@ -346,10 +328,7 @@ class RangePlanner:
     # --- delivering
 
     def take(self, wanted: Sequence[ClaimedRange]) -> list[Taken]:
-        """Delivers these ranges and returns them.
-
-        A range that may not be delivered now is left out: `plan` finds it again.
-        """
+        """Delivers and returns those of the ranges that may be delivered now; `plan` finds the others again."""
         self.alive()
         if self.at_most_once:
             self._await_grants(wanted)
@@ -389,10 +368,8 @@ class RangePlanner:
                 self._ranges.touch(one, now)
 
     def finish(self, taken: Iterable[Taken]) -> None:
-        """Acks the ranges, and returns once the log has accepted the positions. Raises ClaimLost, AckNotConfirmed.
-
-        In at-most-once mode it waits for nothing, because the grants have moved the positions.
-        """
+        """Acks the ranges and waits for the log, but at most once, where grants have moved the positions. Raises
+        ClaimLost, AckNotConfirmed."""
 
         def ack() -> list[Acked]:
             with self._context.outbox, self._context.lock:
@@ -430,12 +407,8 @@ class QueryPlanner:
         self.batches = planner.ranges.micro_batches(before)
 
     def commit(self, end: End) -> None:
-        """Moves the positions past the batch that ends at `end`, because the query has committed it.
-
-        It returns once the log has accepted the positions. If a claim was lost before that, the positions move when
-        this process has claimed the partition again (`MicroBatches.settle_proven`). Raises AckNotConfirmed if no answer
-        comes; the positions are still sent until one does.
-        """
+        """Moves positions past the committed batch that ends at `end`, and waits for the log. After a lost claim they
+        move with the next one (`MicroBatches.settle_proven`). Raises AckNotConfirmed; they are still sent."""
         self._context.complete(self.committing(end))
 
     def committing(self, end: End) -> Steps[None]:
@@ -448,11 +421,8 @@ class QueryPlanner:
                 yield from self._planner._flushing()
 
     def commit_reported(self, digest: str) -> None:
-        """Does what `commit` does, when a listener reports the query's commit before the query calls `commit`.
-
-        Any thread may call it, also twice, and it waits for nothing. `digest`: the hash of the batch's end
-        (`digest_of`).
-        """
+        """As `commit`, for a listener's early report of the `digest` of the end; any thread, also twice, without a
+        wait."""
         with self._context.outbox, self._context.lock:
             if self.batches.commit_reported(digest, self._context.clock.now()):
                 self._ranges.called()
@@ -460,21 +430,15 @@ class QueryPlanner:
                 self._driver.kick()
 
     def plan(self, start: End, available: Sequence[ClaimedRange]) -> End:
-        """Returns the end of the batch that follows `start`, or `start` itself if there is nothing to read.
-
-        In at-least-once mode it also delivers the batch's ranges.
-        """
+        """Returns the end of the batch after `start`, or `start` if nothing is to be read. At least once it delivers
+        the ranges."""
         self._ranges.alive()
         with self._context.outbox, self._context.lock:
             return self.batches.plan(start, available, self._context.clock.now())
 
     def take(self, end: End, wanted: Sequence[ClaimedRange] | None) -> list[Taken]:
-        """Delivers the batch that ends at `end`, as far as the log grants it. Only for at-most-once mode.
-
-        `wanted`: the batch's ranges, or None if an earlier consumer planned the batch. Then nothing is delivered, since
-        that consumer may have been granted the batch and its tasks may have read it. The offsets that are lost with the
-        batch are noted in the log.
-        """
+        """At most once: delivers what the log grants of the batch that ends at `end`. `wanted` None: an earlier
+        consumer planned it, whose tasks may have read it, so nothing is delivered and the loss is noted."""
         if wanted is None:
             self._ranges.settle()
         taken = self._ranges.take(wanted or [])
@@ -485,10 +449,7 @@ class QueryPlanner:
         return taken
 
     def note_uncommitted(self) -> None:
-        """Notes in the log which ranges are lost, in at-most-once mode. To be called when this process ends.
-
-        These are the ranges that were delivered to the query and not committed.
-        """
+        """At the end of this process, at most once: notes delivered and uncommitted ranges as lost."""
         if self._ranges.at_most_once:
             with self._context.outbox, self._context.lock:
                 self._note(self.batches.uncommitted())
@@ -498,11 +459,8 @@ class QueryPlanner:
             self._member.note(UNCOMMITTED, tp, start, to)
 
     def replay(self, end: End) -> list[Taken]:
-        """Delivers the ranges that this consumer must read of a batch that an earlier consumer planned.
-
-        It waits until it is known which ranges these are, without limit while the group is paused. Raises
-        PartitionsUnread if it is not known after four heartbeat intervals, and what `plan` raises.
-        """
+        """Delivers what this consumer must read of an earlier one's batch, when that is known; in a pause it waits
+        without limit. Raises PartitionsUnread after four heartbeat intervals."""
         return self._context.complete(self.replaying(end))
 
     def replaying(self, end: End) -> Steps[list[Taken]]:

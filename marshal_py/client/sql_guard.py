@@ -78,10 +78,7 @@ M = TypeVar("M", bound=Applicable)
 
 
 class Statement(NamedTuple):
-    """Holds SQL with `:name` parameters, and their values.
-
-    `rows`: True if the result's rows are wanted, False if their number is.
-    """
+    """SQL with `:name` parameters and values. `rows`: the result's rows are wanted, else their number."""
 
     sql: str
     values: Mapping[str, object]
@@ -97,10 +94,7 @@ class Rules:
     """Builds the statements of one guard table, and decides from their results what is new. Pure."""
 
     def __init__(self, table: str = DEFAULT_TABLE) -> None:
-        """Takes the table's name, `schema.table` if need be.
-
-        Raises InvalidOption for a text that is no plain SQL name.
-        """
+        """The table's name, perhaps `schema.table`. Raises InvalidOption for no plain SQL name."""
         if not isinstance(table, str) or not _NAME.fullmatch(table):
             raise InvalidOption("table", table, "a plain SQL name, as in `applied` or `billing.applied`")
         self.table = table
@@ -130,11 +124,8 @@ class Rules:
         return found
 
     def take(self, group: str, source: Source, span: Span) -> Steps[Ranges | WriteFenced]:
-        """Adds the batch's offsets of one source to its row, and returns those that the row did not have.
-
-        If a later owner has written, the row stays as it is, and the error that says so is returned. Raises
-        OffsetsUnclear.
-        """
+        """Adds one source's offsets to its row; returns the new ones, or the error that a later owner has written, and
+        the row stays. Raises OffsetsUnclear."""
         start, to = span.ranges[0]
         key = _key(group, source)
         advance = {**key, "token": span.token, "start_offset": start, "next_offset": to}
@@ -157,11 +148,8 @@ class Rules:
         return self._statement(_MOVE, {**_key(group, source), **values, "earlier": str(Finished(ranges[:-1], unclear))})
 
     def _new(self, messages: M | Iterable[M]) -> Steps[list[M]]:
-        """Yields the statements that change the guard rows; returns the new messages in the order given.
-
-        It takes the sources in sorted order, as every writer does, so that no two writers wait for each other in a
-        circle.
-        """
+        """Yields the statements; returns new messages in order. Sources are sorted, as by every writer, so that none
+        wait in a circle."""
         spans, given = spans_of_messages(messages)
         new: dict[Source, Ranges] = {}
         fenced: list[WriteFenced] = []
@@ -342,12 +330,12 @@ _FORMS: Final[Mapping[str, Any]] = {
 
 
 def _is_awaited(connection: Any, module: str) -> bool:
-    """Tells whether `execute` of the connection is awaited. That of aiosqlite returns an object of its own."""
+    """Returns whether `execute` of the connection is awaited. That of aiosqlite returns an object of its own."""
     return module == "aiosqlite" or inspect.iscoroutinefunction(getattr(connection, "execute", None))
 
 
 def _commits_itself(connection: Any, module: str) -> bool:
-    """Tells whether the connection is in no transaction and would commit the next statement by itself."""
+    """Returns whether the connection is in no transaction and would commit the next statement by itself."""
     match module:
         case "psycopg":
             return bool(connection.autocommit) and int(connection.info.transaction_status) == 0

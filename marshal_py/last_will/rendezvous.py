@@ -26,7 +26,7 @@ def describe(fd: int) -> str:
 
 
 def expected() -> bool:
-    """Tells whether a `marshal run` was started around this process."""
+    """Returns whether a `marshal run` was started around this process."""
     return bool(os.environ.get(VARIABLE))
 
 

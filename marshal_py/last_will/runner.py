@@ -88,7 +88,7 @@ class SignalProbe:
             os._exit(0)
 
     def got(self, number: int) -> bool:
-        """Tells whether this signal went to the group."""
+        """Returns whether this signal went to the group."""
         try:
             self._source.send(bytes((number,)))
             return self._source.recv(1) == b"\1"
@@ -270,7 +270,7 @@ def in_words(status: int) -> str:
 
 
 def _undone(number: int) -> bool:
-    """Tells whether a later signal, which still waits here, undoes this one: SIGCONT a stop, and a stop SIGCONT. The
+    """Returns whether a later signal, which still waits here, undoes this one: SIGCONT a stop, and a stop SIGCONT. The
     later one has taken this one back in the probe. Passed on now, this one would undo the later one in the command."""
     later = STOPS if number == signal.SIGCONT else {signal.SIGCONT} if number in STOPS else frozenset()
     return not later.isdisjoint(signal.sigpending())

@@ -148,7 +148,7 @@ class Witness:
 
     @property
     def busy(self) -> bool:
-        """Tells whether a process may still need this witness, or a record waits for its acknowledgement."""
+        """Returns whether a process may still need this witness, or a record waits for its acknowledgement."""
         return bool(self.connections) or self.unacknowledged > 0
 
     def connect(self, source: socket.socket) -> None:

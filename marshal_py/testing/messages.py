@@ -55,7 +55,7 @@ class RecordedMessage(Message[K_co, V_co], frozen=True, kw_only=True, gc=True):
 
     @property
     def acked(self) -> bool:
-        """Tells whether the message was acked (or ended by `term`) in time."""
+        """Returns whether the message was acked (or ended by `term`) in time."""
         tracker, run = self._delivered.claim.tracker, self._delivered.run
         if isinstance(tracker, AtMostOnce):
             return tracker.in_flight_since_ms is None
@@ -119,7 +119,7 @@ class RecordedBatch(Batch[K_co, V_co], Generic[K_co, V_co]):
 
     @property
     def acked(self) -> bool:
-        """Tells whether every message was acked (or ended by `term`) in time."""
+        """Returns whether every message was acked (or ended by `term`) in time."""
         return all(message.acked for message in self.messages)
 
 

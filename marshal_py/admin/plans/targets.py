@@ -26,7 +26,7 @@ class Target(NamedTuple):
 
     @property
     def of_the_past(self) -> bool:
-        """Tells whether the target refers to the topic as it was: a shift, or committed offsets."""
+        """Returns whether the target refers to the topic as it was: a shift, or committed offsets."""
         return self.where is None or (self.where.rest is not None and self.where.rest.kind == COMMITTED)
 
     def points(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Point]:

@@ -148,6 +148,6 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
 
 
 def _is_cancelled(error: BaseException) -> bool:
-    """Tells whether this task is to end. Else a CancelledError is of something that the handler has awaited."""
+    """Returns whether this task is to end. Else a CancelledError is of something that the handler has awaited."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -64,7 +64,7 @@ class AsyncProcess(Generic[K_co, V_co]):
 
     @property
     def closed(self) -> bool:
-        """Tells whether it has ended, and no handler runs any more."""
+        """Returns whether it has ended, and no handler runs any more."""
         return self._ended.is_set()
 
     @property

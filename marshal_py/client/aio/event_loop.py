@@ -37,12 +37,9 @@ class Threads:
         self._pool = ThreadPoolExecutor(at_once_max, name)
 
     async def run(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-        """Returns what `function` returns.
-
-        If the caller is cancelled, a function that runs already continues, and its result is given to `undo`, on one of
-        the threads. Once the threads have ended, a thread of the event loop runs `function`, which raises the error of
-        a closed object.
-        """
+        """Returns `function()`, run on a thread. If the caller is cancelled, one that runs continues, and its result
+        goes to `undo`. After the end of the threads one of the loop's runs it, to raise the error of a closed
+        object."""
         try:
             future = self._pool.submit(function)
         except RuntimeError:
@@ -93,7 +90,7 @@ class Changes:
             self._waiting.discard(future)
 
     def _changed(self) -> None:
-        """Is called with the lock held, on any thread."""
+        """Runs with the lock held, on any thread."""
         if self._waiting and not self._called:
             self._called = True
             with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
@@ -111,11 +108,8 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 
 class Feed:
-    """Brings the messages of one data source to the event loop.
-
-    `pull` polls the source, on the receiver's thread. `poll_now` takes what is there already, on the loop's thread: to
-    hand messages from thread to thread takes longer than to handle them.
-    """
+    """Brings a data source's messages to the event loop. `pull` polls on the receiver's thread; `poll_now` takes what
+    is there on the loop's: handing messages between threads takes longer than handling them."""
 
     def __init__(
         self,
@@ -132,10 +126,8 @@ class Feed:
         self._waiter: asyncio.Future[None] | None = None
 
     def take(self, max_messages: int) -> list[Chunk] | None:
-        """Returns messages that are there already; None if only the receiver's thread can tell.
-
-        While that has a request, the next messages are its: those of one partition must stay in order.
-        """
+        """Returns messages that are there; None if only the receiver can tell. While it has a request, the next are
+        its: a partition's must stay in order."""
         if self._chunks or self._error is not None or self._request is not None:
             return None
         return self._poll_now(min(max_messages, TAKEN_MAX))
@@ -209,7 +201,7 @@ class Opening(Generic[S]):
 
 
 class EventLoop:
-    """Holds what all consumers of one AsyncMarshal share."""
+    """What all consumers of one AsyncMarshal share."""
 
     def __init__(self, verbs: Threads, context: Context) -> None:
         """Belongs to the running loop, whose thread makes it."""

@@ -61,7 +61,7 @@ class Tasks(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Tells whether a task runs or waits."""
+        """Returns whether a task runs or waits."""
 
     @property
     def alive(self) -> bool: ...

@@ -127,7 +127,7 @@ class DeliveryQueue:
         self.source.unassign(gone)
 
     def has(self, tp: TopicPartition) -> bool:
-        """Tells whether this consumer has claimed the partition or fetches it ahead."""
+        """Returns whether this consumer has claimed the partition or fetches it ahead."""
         return tp in self.buffers
 
     def restart(self, tp: TopicPartition, first: int) -> int:
@@ -174,7 +174,7 @@ class DeliveryQueue:
         return self.source.poll(timeout_s, max_messages)
 
     def looks(self) -> bool:
-        """Tells whether to read the source's queue to its end now, so that no partition waits in it for a slow user."""
+        """Returns whether to read the source's queue to its end now, so that none waits in it for a slow user."""
         return self.prefetch.due(self.rate, self.asked_ms)
 
     def takes(self, most: int) -> int:

@@ -29,7 +29,7 @@ def before_fetching(rate: HandlingRate) -> bool:
 
 
 def backlog(delivering: Iterable[tuple[Buffer, Claim]], source: DataSource) -> bool:
-    """Tells whether a partition has a whole grant of offsets that are not fetched."""
+    """Returns whether a partition has a whole grant of offsets that are not fetched."""
     return any(source.end_offset(claim.tp) - buffer.next_offset >= BOUNDS.grant for buffer, claim in delivering)
 
 
@@ -41,7 +41,7 @@ def all_fetched(buffer: Buffer, tracker: AtMostOnce, spent: bool) -> bool:
 
 
 def awaited(delivering: Iterable[tuple[Buffer, Claim]]) -> bool:
-    """Tells whether fetched messages wait for their grant."""
+    """Returns whether fetched messages wait for their grant."""
     return any(
         buffer.fetched and isinstance(claim.tracker, AtMostOnce) and buffer.next_offset > claim.tracker.granted_to()
         for buffer, claim in delivering
@@ -49,7 +49,7 @@ def awaited(delivering: Iterable[tuple[Buffer, Claim]]) -> bool:
 
 
 def asked(delivering: Iterable[tuple[Buffer, Claim]]) -> bool:
-    """Tells whether a grant of fetched messages was asked for and not read yet, or is about to be asked for."""
+    """Returns whether a grant of fetched messages was asked for and not read yet, or is about to be asked for."""
     return any(
         buffer.fetched
         and isinstance(claim.tracker, AtMostOnce)

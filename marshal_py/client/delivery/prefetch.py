@@ -45,11 +45,11 @@ class Room(NamedTuple):
     size_bytes: int
 
     def full(self, buffer: Buffer) -> bool:
-        """Tells whether nothing more should be fetched into this buffer."""
+        """Returns whether nothing more should be fetched into this buffer."""
         return buffer.size >= self.messages or buffer.held_bytes() >= self.size_bytes
 
     def low(self, buffer: Buffer) -> bool:
-        """Tells whether to fill this buffer again, because it holds at most 1/LOW_SHARE of what it may hold."""
+        """Returns whether to fill this buffer again, because it holds at most 1/LOW_SHARE of what it may hold."""
         size = buffer.size
         if not size:
             return True
@@ -105,7 +105,7 @@ class Prefetch:
 
     @property
     def stopped(self) -> bool:
-        """Tells whether nothing new may be taken, because messages of `prefetch_bytes` bytes wait for an answer."""
+        """Returns whether nothing new may be taken, because messages of `prefetch_bytes` bytes wait for an answer."""
         return self._aside_bytes() >= self._most_bytes
 
     def piece(self, buffers: Collection[Buffer]) -> int:
@@ -175,7 +175,7 @@ class HandlingRate:
             self._handled, self._busy_ms = self._handled * part, self._busy_ms * part
 
     def slower_than(self, per_second: int) -> bool:
-        """Tells whether the user handles fewer than `per_second` messages a second; False until measured."""
+        """Returns whether the user handles fewer than `per_second` messages a second; False until measured."""
         return self._busy_ms >= BUSY_MS_MIN and 1000 * self._handled < per_second * self._busy_ms
 
     def per_second(self) -> int:
@@ -238,7 +238,7 @@ class AckWindow:
         return wait_s
 
     def waits_for_handlers(self, buffers: Iterable[Buffer]) -> bool:
-        """Tells whether a buffered message waits for an answer to one that a handler has now."""
+        """Returns whether a buffered message waits for an answer to one that a handler has now."""
         return any(
             isinstance(claim.tracker, AtLeastOnce) and claim.tracker.held > 0
             for claim in self._full(buffers)

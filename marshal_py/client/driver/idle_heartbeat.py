@@ -40,14 +40,14 @@ class HeartbeatTimer:
             self._since_ms = self._asked_ms = now_ms
 
     def ask(self, now_ms: int) -> bool:
-        """Tells whether to ask the cluster now: once per interval, and only if there was no proof of life in it."""
+        """Returns whether to ask the cluster now: once per interval, and only if there was no proof of life in it."""
         if self._since_ms is None or now_ms - max(self._since_ms, self._asked_ms) < self.interval_ms:
             return False
         self._asked_ms = now_ms
         return True
 
     def missed(self, now_ms: int) -> bool:
-        """Tells whether there was no proof of life for MISSED intervals. If so, the timer starts again."""
+        """Returns whether there was no proof of life for MISSED intervals. If so, the timer starts again."""
         if self._since_ms is None or now_ms - self._since_ms < MISSED * self.interval_ms:
             return False
         self._since_ms = now_ms

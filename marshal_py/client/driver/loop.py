@@ -146,7 +146,7 @@ class Loop:
             return min(max((due_ms - self._context.clock.now().mono_ms) / 1000, 0.0), IDLE_POLL_S)
 
     def busy(self) -> bool:
-        """Tells whether something is to be done at this moment: a step, a record to send, a question to the cluster."""
+        """Returns whether something is to be done now: a step, a record to send, a question to the cluster."""
         workers = (self._context.worker, *self._workers)
         with self._context.lock:
             due = self.turn.due(self._context.clock.now())

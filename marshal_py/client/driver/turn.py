@@ -48,7 +48,7 @@ class Turn:
 
     @property
     def prefetching(self) -> bool:
-        """Tells whether a partition is fetched ahead and nothing of it has come: its driver looks at each turn."""
+        """Returns whether a partition is fetched ahead and nothing of it has come: its driver looks at each turn."""
         return any([driver.prefetching for driver in self._drivers])
 
     def deadline_ms(self) -> int | None:
@@ -56,7 +56,7 @@ class Turn:
         return min([driver.member.deadline_ms for driver in self.drivers], default=None)
 
     def due(self, now: Instant) -> bool:
-        """Tells whether a consumer is to be stepped."""
+        """Returns whether a consumer is to be stepped."""
         return any([driver.due(now) for driver in self.drivers])
 
     def add(self, driver: ConsumerDriver) -> None:

@@ -26,7 +26,7 @@ ACK_TIMEOUT_S: Final = 10.0  # how long `double_ack` waits by default: as long a
 
 
 class Acked(NamedTuple):
-    """Holds the offsets that were acked in one claim, as spans (`spans_of`). `late`: the ack came too late."""
+    """The offsets that were acked in one claim, as spans (`spans_of`). `late`: the ack came too late."""
 
     claim: Claim
     spans: Spans
@@ -37,12 +37,8 @@ Ack = Callable[[], Sequence[Acked]]  # marks messages as done, and returns what 
 
 
 class DeliveryContext:
-    """Holds what all deliveries of one consumer share. `delivered`: how many messages the consumer has delivered.
-
-    `make(raw, delivered, index, value)` returns the user's message for the fetched message `raw`. Its argument
-    `delivered` is the Delivered that the message belongs to, `index` the message's index in the run, and `value` its
-    bytes.
-    """
+    """What all deliveries of a consumer share. `delivered`: its count. `make(raw, delivered, index, value)`: the user's
+    message of fetched `raw`, index in the run, bytes."""
 
     __slots__ = (
         "answers",
@@ -97,7 +93,7 @@ class DeliveryContext:
 
 
 class Delivered:
-    """Holds what messages of one claim that were delivered together have in common: claim, run, token."""
+    """What messages of one claim that were delivered together have in common: claim, run, token."""
 
     __slots__ = ("again", "claim", "context", "key_deserializer", "make", "run", "token", "value_deserializer")
 
@@ -107,10 +103,8 @@ class Delivered:
     again: int
 
     def __init__(self, context: DeliveryContext, claim: Claim, run: OffsetRun | None, again: int = 0) -> None:
-        """Stands for a delivery under `claim`. `run` tracks which messages are acked; None in at-most-once mode.
-
-        `again`: how often this claim has delivered the messages again, this time included.
-        """
+        """A delivery under `claim`. `run` tracks acks; None at most once. `again`: how often this claim delivered it
+        again, with this time."""
         self.context, self.claim, self.run, self.again = context, claim, run, again
         self.key_deserializer: Deserializer | None = context.key_deserializer
         self.value_deserializer: Deserializer | None = context.value_deserializer
@@ -118,10 +112,7 @@ class Delivered:
         self.token: Token = Token(context.incarnation, claim.epoch)
 
     def finish_late(self) -> bool:
-        """Counts an ack that has no effect, because it came after its claim was released or lost. Returns False.
-
-        Called with the lock held.
-        """
+        """Counts, under the lock, an ack after its claim's release or loss; returns False."""
         return not self.context.member.ack_is_late(self.claim)
 
     def in_time(self, first: int, stop: int) -> bool:
@@ -140,10 +131,7 @@ class Delivered:
             self.claim.tracker.acked()
 
     def finish_range(self, first: int, stop: int) -> bool:
-        """Acks the messages with the indexes [first, stop) of `run`.
-
-        Returns False if the claim has ended before all of them were acked.
-        """
+        """Acks [first, stop) of `run`; False if the claim ended before."""
         with self.context.lock:
             if self.claim.sealed:
                 return self.in_time(first, stop)
@@ -154,10 +142,8 @@ class Delivered:
             return True
 
     def nak(self, first: int, messages: Sequence[RawMessage], delay_s: float | None) -> bool:
-        """Has `messages`, whose first index in `run` is `first`, delivered again after `delay_s` seconds.
-
-        Returns False if the claim has ended before, or if all of them are finished or were delivered again since.
-        """
+        """Has `messages`, from `first` in `run` on, delivered again after `delay_s`. False if the claim ended, or all
+        are done or delivered again."""
         check_delay(delay_s)
         context = self.context
         with context.lock:
@@ -184,11 +170,8 @@ class Delivered:
         return Acked(self.claim, () if self.run is None else spans_of(self.run.offsets[first:stop]), not in_time)
 
     def touch(self, first: int, stop: int) -> None:
-        """Restarts the handler timeout of the messages with the indexes [first, stop) of `run`.
-
-        In at-most-once mode it restarts the timeout of all messages of the claim. If the claim is sealed, it does
-        nothing: acks that came since came too late, and must not be noted.
-        """
+        """Restarts the handler timeout of [first, stop) of `run`, at most once of the claim. Nothing once it is sealed:
+        acks that came since are too late, and must not be noted."""
         with self.context.lock:
             if self.claim.sealed:
                 return
@@ -209,10 +192,8 @@ class Delivered:
 
 
 class Loss(NamedTuple):
-    """Says when acks of a partition were lost last: `number` counts the losses of the consumer.
-
-    `certain`: whether the log says so. Otherwise this process has given the claim up, and the log may still get them.
-    """
+    """When acks of a partition were lost last, by number of loss. `certain`: the log says so; else it may still get
+    them."""
 
     number: int
     certain: bool
@@ -295,10 +276,8 @@ class UnackedWatch:
                     self._advise(claim, claim.position(), text)
 
     def _age(self, claim: Claim, now: Instant) -> tuple[int, int, int]:
-        """Returns how many quarters of the timeout the longest silent handler was silent, its message, and its age.
-
-        In at-most-once mode the message is not known: NONE.
-        """
+        """Returns the quarters of the timeout that the longest silent handler was silent, its message (NONE at most
+        once), and its age."""
         oldest = claim.tracker.oldest() if isinstance(claim.tracker, AtLeastOnce) else None
         since_ms = claim.handler_since_ms() if oldest is None else oldest[0]
         if since_ms is None:

@@ -72,11 +72,8 @@ class Answers:
         delay_s: float | None,
         again: int,
     ) -> bool:
-        """Makes messages wait until they are delivered again. Returns False if all of them are finished.
-
-        `first`: the index in `run` of the first of `messages`. `delay_s`: None for a delay that grows. `again`: which
-        delivery is answered; messages that were delivered again since are with another handler, and stay there.
-        """
+        """Makes messages wait. `first`: in `run`. `delay_s` None grows. `again`: which delivery is answered; those
+        delivered again since stay. False if all are done."""
         tracker, now_ms = self.tracker_of(claim, "nak"), self._now().mono_ms
         was_full = tracker.redeliveries is not None and tracker.redeliveries.full
         before_bytes, most_bytes = self.waiting_bytes(), self._options.prefetch_bytes
@@ -116,10 +113,7 @@ class Answers:
         return ended > 0
 
     def waiting_bytes(self) -> int:
-        """Returns the size in bytes of the keys and values that wait to be delivered again or to become dead letters.
-
-        No handler has them, and this process holds them until they are answered or written.
-        """
+        """Returns the bytes that wait to be delivered again or to become dead letters, which no handler has."""
         size_bytes = 0 if self.letters is None else self.letters.held_bytes
         for claim in self._member.claims.values() if self.naks else ():
             if isinstance(claim.tracker, AtLeastOnce) and claim.tracker.redeliveries is not None:
@@ -206,11 +200,8 @@ HEADERS: Final = "__dlq.errors."  # headers with this prefix are ours; a letter 
 
 
 class Letter(NamedTuple):
-    """Holds a message on its way to the dead-letter topic.
-
-    `deliveries`: how often it was delivered according to the log, as `Message.delivery_count` says. `reason`: why.
-    `refused`: what the dead-letter topic said of its size; "" if it has not refused it. Then the letter has no content.
-    """
+    """A message on its way to the dead-letter topic. `deliveries`: by the log. `reason`: why. `refused`: what the topic
+    said of its size; then it has no content."""
 
     claim: Claim
     run: OffsetRun
@@ -290,10 +281,8 @@ class DeadLetters:
                 self._finish(letters)
 
     def _leave_out(self, letters: Sequence[Letter], error: MessageTooLarge) -> bool:
-        """Has a letter that is too large written without its content. Returns whether there is something to try.
-
-        Of several letters it is not known which one is too large, or whether they are so together.
-        """
+        """Has a letter that is too large written without content. False if none is left to try. Which one of several it
+        is, is not known."""
         letter = letters[0]
         if len(letters) == 1 and not letter.refused:
             with self._context.lock:

@@ -73,10 +73,8 @@ class Handles:
         return Place(epoch, offset, TopicPartition(named[_FORMAT.size :].decode(), partition))
 
     def message(self, handle: bytes, context: DeliveryContext) -> Message[Any, Any]:
-        """Returns the message that a handle names. Called with the lock held. Raises HandleUnknown, NeedsAtLeastOnce.
-
-        Only at-least-once groups keep messages for their handles.
-        """
+        """Returns a handle's message; under the lock. At-least-once groups alone keep them. Raises HandleUnknown,
+        NeedsAtLeastOnce."""
         place = self.read(handle)
         message = self._kept.get(place)
         if message is None or not _open(message):
@@ -87,10 +85,7 @@ class Handles:
         return message
 
     def complete(self, handle: bytes, context: DeliveryContext) -> bool:
-        """Acks the message that a handle names. Called with the lock held.
-
-        Returns whether the ack came in time. A second call changes nothing. Raises HandleUnknown.
-        """
+        """Acks a handle's message, under the lock; returns whether in time. Raises HandleUnknown."""
         epoch, offset, tp = place = self.read(handle)
         self._kept.pop(place, None)
         claim = context.member.claims.get(epoch)

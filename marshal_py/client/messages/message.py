@@ -21,7 +21,7 @@ _UNREAD: Final = object()  # stands for a key or value that no deserializer has 
 
 
 class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
-    """Holds one message that was delivered under a claim. Attributes are read-only.
+    """One message that was delivered under a claim. Attributes are read-only.
 
     `key` and `value` are bytes (None for a tombstone), or what the consumer's deserializers made of them. A
     deserializer runs when the attribute is first read, and its result is kept. `timestamp` is ms since 1970, -1 if
@@ -72,10 +72,8 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
 
     @property
     def covered(self) -> tuple[tuple[int, int], ...]:
-        """Returns the offsets that a table has once it has this message, as ranges [start, to).
-
-        These are its own and those before it that hold no message, as far as that is known (client/values/finished.py).
-        """
+        """Returns the offsets [start, to) that a table has with this message: its own and empty ones before
+        (client/values/finished.py)."""
         run, index = self._delivered.run, self._index
         return ((self.offset, self.offset + 1),) if run is None else run.covered(index, index + 1)
 
@@ -95,7 +93,7 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
 
     @property
     def revoking(self) -> bool:
-        """Tells whether the partition is moving to another member or has moved.
+        """Returns whether the partition is moving to another member or has moved.
 
         If so, ack what is done and begin nothing more. The next owner waits for these acks, at most
         `hand_over_timeout_s`, and a pause of the group one heartbeat interval. In at-least-once mode the next owner
@@ -202,7 +200,7 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
 
 # gc: what a deserializer made may refer to its message, and such a circle must be found.
 class DecodedMessage(Message[K_co, V_co], frozen=True, gc=True):
-    """Holds a message of a consumer that has a deserializer.
+    """A message of a consumer that has a deserializer.
 
     The deserializer runs when `key` or `value` is first read. What it raises, it raises in the handler, and the
     iteration continues.
@@ -230,7 +228,7 @@ class DecodedMessage(Message[K_co, V_co], frozen=True, gc=True):
 
 
 class Part(Generic[K_co, V_co]):
-    """Holds the messages of one partition in a Batch, in the order of their offsets.
+    """The messages of one partition in a Batch, in the order of their offsets.
 
     `part[0]` is the first message, `part[10:20]` a Part of ten messages, which can be acked alone. Without
     deserializers a Part makes an object per message only if it is indexed or iterated.
@@ -370,7 +368,7 @@ class Part(Generic[K_co, V_co]):
 
 
 class Batch(Generic[K_co, V_co]):
-    """Holds the messages of one `fetch`, of one or more partitions, in offset order per partition.
+    """The messages of one `fetch`, of one or more partitions, in offset order per partition.
 
     `batch[0]` is the first message, `batch[10:20]` a Batch of ten messages, which can be acked alone.
     """
@@ -463,7 +461,7 @@ class Batch(Generic[K_co, V_co]):
 
 
 def delivered_by(one: Message[Any, Any] | Part[Any, Any] | Batch[Any, Any], context: DeliveryContext) -> bool:
-    """Tells whether the consumer with this context has delivered all of it."""
+    """Returns whether the consumer with this context has delivered all of it."""
     parts = one.parts if isinstance(one, Batch) else (one,)
     return all(part._delivered.context is context for part in parts)
 
@@ -485,10 +483,8 @@ def payload_size(message: Message[Any, Any]) -> int:
 
 
 def begin(message: Message[Any, Any], now: Instant) -> bool | None:
-    """Tells whether a handler may begin with a message that was delivered some time ago; its handler timeout begins.
-
-    None: not now, because the gate is shut. False: never, because its partition moves or has moved. With the lock held.
-    """
+    """Under the lock: whether a handler may begin with a message delivered some time ago; its timeout begins. None: the
+    gate is shut. False: its partition moves."""
     claim = message._delivered.claim
     if claim.sealed or claim.phase is not ClaimPhase.OPEN:
         return False

@@ -33,7 +33,7 @@ class LaneKey(NamedTuple):
 
 
 class Lane:
-    """Holds what is unfinished of one lane. `dead`: the claim under which a message of it became a dead letter."""
+    """What is unfinished of one lane. `dead`: the claim under which a message of it became a dead letter."""
 
     __slots__ = ("dead", "key", "parked", "queued", "waiting", "working")
 
@@ -51,14 +51,14 @@ class Lane:
 
 
 class Held(NamedTuple):
-    """Holds what the lanes have of one claim: messages that wait or are parked, and bytes of those that wait."""
+    """What the lanes have of one claim: messages that wait or are parked, and bytes of those that wait."""
 
     messages: int = 0
     size_bytes: int = 0
 
 
 class Lanes:
-    """Holds all lanes of one `process`."""
+    """All lanes of one `process`."""
 
     def __init__(self) -> None:
         self._lanes: dict[LaneKey, Lane] = {}
@@ -72,10 +72,8 @@ class Lanes:
     # --- what comes
 
     def add(self, key: LaneKey, message: AnyMessage) -> None:
-        """Puts a message into the lane that `key` names: behind those before it, or, if it was parked, in front of all.
-
-        What waits there of an older claim of the partition is dropped: the claim is over.
-        """
+        """Puts a message into the lane of `key`: last, or first if it was parked. What waits there of an older claim is
+        dropped."""
         claim, offset = claim_of(message), message.offset
         lane = self._lane(key)
         if lane.parked is not None and (lane.parked.offset == offset or claim_of(lane.parked) is not claim):
@@ -152,7 +150,7 @@ class Lanes:
         self._of_message[id(message)].dead = claim_of(message)
 
     def follows_dead(self, message: AnyMessage) -> bool:
-        """Tells whether a message of the lane of this one, which works, became a dead letter under the same claim."""
+        """Returns whether a message of the lane of this one, which works, became a dead letter under the same claim."""
         return self._of_message[id(message)].dead is claim_of(message)
 
     # --- what is given up

@@ -37,11 +37,9 @@ WORKERS_MAX: Final = 10_000
 
 
 class LaneInfo(Struct, frozen=True):
-    """Describes a lane with unfinished messages.
-
-    `key`: what names it; None in a lane of a partition or of messages without a key. `offset`: its first unfinished
-    message. `waiting`: how many messages wait in it. `state`: "working", "retrying", "ready".
-    """
+    """A lane with unfinished messages. `key`: what names it; None in a lane of a partition or of messages
+    without a key. `offset`: its first unfinished message. `waiting`: how many messages wait in it. `state`: "working",
+    "retrying", "ready"."""
 
     topic: str
     partition: int
@@ -52,12 +50,10 @@ class LaneInfo(Struct, frozen=True):
 
 
 class ProcessStats(Struct, frozen=True):
-    """Counts messages of one `process`.
-
-    Now: `working` (handlers have them), `waiting` (in lanes), `retrying` (given back, their lanes wait for them). Since
-    it began: `finished` (acked), `retried` (given back after an error or `Retry`), `ended` (by `Reject`, after their
-    last delivery, or behind such a message: they go to the dead letters).
-    """
+    """Counts messages of one `process`. Now: `working` (handlers have them), `waiting` (in lanes), `retrying` (given
+    back, their lanes wait for them). Since it began: `finished` (acked), `retried` (given back after an error or
+    `Retry`), `ended` (by `Reject`, after their last delivery, or behind such a message: they go to the dead
+    letters)."""
 
     working: int
     waiting: int
@@ -69,7 +65,7 @@ class ProcessStats(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Settings:
-    """Holds what `process` was asked for, checked. `deliveries`: after so many a failing message ends; None: never."""
+    """What `process` was asked for, checked. `deliveries`: after so many a failing message ends; None: never."""
 
     workers: int
     order: Order | None
@@ -128,10 +124,8 @@ def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None
 
 
 class Processing(Generic[K_co, V_co]):
-    """Holds the messages of one `process`, and decides for both fronts.
-
-    `changed` guards the lanes. It is never held while the Marshal's lock is taken: the queue asks `end_of` under that.
-    """
+    """The messages of one `process`, and decides for both fronts. `changed` guards the lanes. It is never held
+    while the Marshal's lock is taken: the queue asks `end_of` under that."""
 
     def __init__(self, receiving: Receiving, settings: Settings, draw: Callable[[], float] = random.random) -> None:
         """Prepares a process of the consumer that receives by `receiving`. `draw()`: a random number in [0, 1)."""
@@ -182,11 +176,9 @@ class Processing(Generic[K_co, V_co]):
             self._queue.window.end_of = None
 
     def end_of(self, claim: Claim) -> int:
-        """Returns the offset below which messages of a claim may come. Called with the Marshal's lock held.
-
-        It is `window` above the lowest unfinished message, so that a heartbeat can name all that is finished between.
-        Nothing comes while the claim's share of `prefetch_bytes` waits in lanes.
-        """
+        """Returns the offset below which messages of a claim may come. Called with the Marshal's lock held. It is
+        `window` above the lowest unfinished message, so that a heartbeat can name all that is finished between. Nothing
+        comes while the claim's share of `prefetch_bytes` waits in lanes."""
         tracker, held = claim.tracker, self._lanes.held.get(claim)
         assert isinstance(tracker, AtLeastOnce)  # check_settings
         if held is not None and held.size_bytes >= self._share_bytes:
@@ -239,10 +231,8 @@ class Processing(Generic[K_co, V_co]):
         return None, shut
 
     def settle(self, message: Message[K_co, V_co], error: BaseException | None, *, ends: bool = False) -> None:
-        """Carries out what a handler answered: it returned (`error` is None) or raised.
-
-        `ends`: the error ends the `process`, whatever `retry_on` says.
-        """
+        """Carries out a handler's answer: it returned (`error` None) or raised. `ends`: the error ends the
+        `process`."""
         if error is None:
             message.ack()
             self._finished += 1
@@ -353,7 +343,7 @@ class Processing(Generic[K_co, V_co]):
     # --- telling
 
     def any_ready(self) -> bool:
-        """Tells whether a message waits for nothing but a handler. With `changed` held."""
+        """Returns whether a message waits for nothing but a handler. With `changed` held."""
         return bool(self._lanes.ready)
 
     def stats(self) -> ProcessStats:

@@ -105,7 +105,7 @@ class Ranges:
         return 0
 
     def has(self, tp: TopicPartition) -> bool:
-        """Tells whether this consumer has claimed the partition."""
+        """Returns whether this consumer has claimed the partition."""
         return tp in self.claims
 
     def start_prefetch(self, tp: TopicPartition, position: int) -> None:
@@ -180,7 +180,7 @@ class Ranges:
         return not member.awaits_hand_overs(group)
 
     def full(self) -> bool:
-        """Tells whether this member has reached its limit of claims."""
+        """Returns whether this member has reached its limit of claims."""
         limit = self.member.options.claims_max
         return bool(limit) and len(self.member.claims) >= limit
 
@@ -322,7 +322,7 @@ class Ranges:
             planned.requested = None
 
     def waits_for_grant(self) -> bool:
-        """Tells whether a claim that may still deliver has a request (`request_grant`) and no grant yet."""
+        """Returns whether a claim that may still deliver has a request (`request_grant`) and no grant yet."""
         return any(
             planned.requested is not None
             and planned.claim.phase is ClaimPhase.OPEN
@@ -448,5 +448,5 @@ class PlannedClaims:
         self._called_ms = self._context.clock.now().mono_ms
 
     def overdue(self, now: Instant) -> bool:
-        """Tells whether the user's last call is at least `handler_timeout_s` ago (D9)."""
+        """Returns whether the user's last call is at least `handler_timeout_s` ago (D9)."""
         return self._called_ms is not None and now.mono_ms - self._called_ms >= self._timeout_ms

@@ -38,14 +38,10 @@ class Confirmations:
         self._context.complete(self.accepted(ack, timeout_s))
 
     def accepted(self, ack: Ack, timeout_s: float) -> Steps[None]:
-        """Calls `ack`, and returns when the log has accepted what that has acked.
-
-        Any thread may call it, but not the background thread: a call that is refused has acked nothing.
-
-        In at-most-once mode only late acks matter, because the grants have moved the positions. Raises ClaimLost, after
-        the others are accepted; AckNotConfirmed after `timeout_s` seconds, or as soon as it will never be known;
-        ReentrantCall, UsedAfterFork.
-        """
+        """Calls `ack`, and returns when the log has accepted what that has acked. Any thread may call it, but not the
+        background thread: a call that is refused has acked nothing. In at-most-once mode only late acks matter, because
+        the grants have moved the positions. Raises ClaimLost, after the others are accepted; AckNotConfirmed after
+        `timeout_s` seconds, or as soon as it will never be known; ReentrantCall, UsedAfterFork."""
         self._context.check_call("Message", "ack", waits=True)
         acked = ack()
         late = {one.claim.tp for one in acked if one.late}
@@ -53,11 +49,9 @@ class Confirmations:
         return self._accepted(waiting, late, set(), timeout_s)
 
     def flush(self, timeout_s: float, after: int | None = None) -> Steps[None]:
-        """Returns when the log has accepted all acks before this call, as `accepted` does.
-
-        Acks that were lost since the last flush raise ClaimLost, once. `after`: instead only those after so many losses
-        (`LostAcks.count`), which another flush still raises.
-        """
+        """Returns when the log has accepted all acks before this call, as `accepted` does. Acks that were lost since
+        the last flush raise ClaimLost, once. `after`: instead only those after so many losses (`LostAcks.count`), which
+        another flush still raises."""
         with self._context.outbox, self._context.lock:
             self._member.settle_acks()
             claims = self._member.claims.values()

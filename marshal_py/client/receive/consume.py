@@ -39,10 +39,7 @@ class ConsumeContext(Consuming[K_co, V_co]):
         handler: Handler[K_co, V_co] | None,
         on_error: OnError,
     ) -> None:
-        """Prepares a context; `start` begins it.
-
-        `runs(demand)` yields iterators over messages, one after the other.
-        """
+        """Prepares a context for `start`. `runs(demand)` yields iterators over messages."""
         super().__init__(consumer, queue, demand, handler, on_error)
         self._runs = runs
         self._thread: threading.Thread | None = None
@@ -106,11 +103,8 @@ class ConsumeContext(Consuming[K_co, V_co]):
         return self._drained
 
     def finish(self, timeout_s: float) -> bool:
-        """Waits for the end of a drain that takes `timeout_s` seconds, and then until the log has the positions.
-
-        Returns False if a handler still runs when the time is over. On its thread, and without a handler, it returns
-        True at once.
-        """
+        """Waits for a drain's end within `timeout_s`, then for the log. False if a handler still runs; True at once on
+        its thread, or without one."""
         if self._thread is None or self._thread is threading.current_thread():
             return True
         self._thread.join(timeout_s)

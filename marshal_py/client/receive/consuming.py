@@ -73,7 +73,7 @@ def report_failure(driver: ConsumerDriver, message: Message[Any, Any], error: Ba
 
 
 class Consuming(Generic[K_co, V_co]):
-    """Holds one `consume` of a consumer, until it is stopped or drained, or the consumer ends."""
+    """One `consume` of a consumer, until it is stopped or drained, or the consumer ends."""
 
     def __init__(
         self,
@@ -102,12 +102,12 @@ class Consuming(Generic[K_co, V_co]):
 
     @property
     def closed(self) -> bool:
-        """Tells whether it has ended, so that no more messages come from it."""
+        """Returns whether it has ended, so that no more messages come from it."""
         return self._over or self._ending.over
 
     @property
     def draining(self) -> bool:
-        """Tells whether it asks for no more, and ends when it has delivered what has come."""
+        """Returns whether it asks for no more, and ends when it has delivered what has come."""
         return self._demand.drain_until is not None
 
     @property
@@ -120,10 +120,8 @@ class Consuming(Generic[K_co, V_co]):
         return (0, 0) if self.closed else self._demand.pending()
 
     def _until_over(self, timeout_s: float | None) -> Steps[bool]:
-        """Waits until it has ended, at most `timeout_s` seconds. Returns whether it has.
-
-        Raises what ended it; ReentrantCall in its own handler or loop.
-        """
+        """Waits for its end within `timeout_s`; returns whether it has ended, or raises why. Raises ReentrantCall in
+        its own handler or loop."""
         timeout_s = check_wait(timeout_s)
         deadline = None if timeout_s is None else self._context.monotonic() + timeout_s
         while True:
@@ -179,7 +177,7 @@ class Consuming(Generic[K_co, V_co]):
         return timeout_s
 
     def _handles(self) -> bool:
-        """Tells whether a handler runs now."""
+        """Returns whether a handler runs now."""
         return not self._over and self._consumer._delivers
 
     def _drop(self) -> None:
@@ -256,10 +254,8 @@ class Consuming(Generic[K_co, V_co]):
                 self._drained = acked
 
     def _answered(self) -> Steps[bool]:
-        """Waits until no handler has a message, or the drain must end. Returns whether none has.
-
-        What a handler has given back comes again only when messages are asked for next.
-        """
+        """Waits until no handler has a message (True), or the drain must end. What was given back comes only with the
+        next question."""
         while not self._demand.over() and not self._ending.over:
             with self._context.lock:
                 if not sum(map(held, self._driver.member.claims.values())):

@@ -37,11 +37,11 @@ class Demand:
         self.intake, self.watch = intake, watch
 
     def over(self) -> bool:
-        """Tells whether the iteration ends now."""
+        """Returns whether the iteration ends now."""
         return False
 
     def looks(self) -> bool:
-        """Tells whether a slow user's consumer may read the source's queue to its end (prefetch.py)."""
+        """Returns whether a slow user's consumer may read the source's queue to its end (prefetch.py)."""
         return True
 
     def refill(self) -> Steps[None]:
@@ -52,10 +52,8 @@ class Demand:
         return ENDLESS
 
     def ends(self, shut: bool) -> bool:
-        """Tells whether the iteration ends because nothing can be delivered now.
-
-        `shut`: messages are buffered, and the gate is shut, or the next one is larger than what was allowed.
-        """
+        """Returns whether the iteration ends as nothing can be delivered. `shut`: the gate is, or the next message is
+        too large."""
         return False
 
     def delivered(self, reserved: Reserved) -> None:
@@ -95,11 +93,8 @@ class ConsumeDemand(Demand):
         self._drain_left = request.limit
 
     def pending(self) -> tuple[int, int]:
-        """Returns how many messages and bytes were asked for and not delivered. Takes the lock.
-
-        Bytes are counted if they are what is limited, else they are 0. Then messages that have not come are unknown.
-        What is buffered of a partition that delivers nothing before an ack does not count (`to_deliver`).
-        """
+        """Returns messages and (if limited) bytes asked for and not delivered; without partitions that wait for acks.
+        Takes the lock."""
         messages, size_bytes = self._buffered()
         if self._in_bytes:
             limit = self._refill.limit
@@ -132,7 +127,7 @@ class ConsumeDemand(Demand):
         return not self.intake.waits_for_handlers()
 
     def _nothing_fits(self) -> bool:
-        """Tells whether a drain has delivered what its bytes allow: every next message is larger than what is left."""
+        """Returns whether a drain has delivered what its bytes allow: each next message is larger than the rest."""
         if not self._in_bytes or self._drain_left == self._refill.limit:
             return False
         with self._context.lock:
@@ -170,10 +165,8 @@ class ConsumeDemand(Demand):
     # --- what comes
 
     def _piece(self) -> int:
-        """Returns how many messages to take from the source at once: 0 if none may come.
-
-        Where bytes are limited, a message that may be too large waits, unless nothing else is buffered.
-        """
+        """Returns how many messages to take at once. One that may be too large in bytes waits, unless nothing else is
+        buffered."""
         to_come = self._refill.to_come
         if not self._in_bytes or not to_come:
             return to_come

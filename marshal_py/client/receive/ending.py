@@ -29,10 +29,7 @@ class Ending:
     """Ends one consumer, from the request until its data source is closed."""
 
     def __init__(self, context: Context, driver: ConsumerDriver, closed: Callable[[], object]) -> None:
-        """Prepares the end of the consumer that `driver` drives.
-
-        `closed` is called once nothing can be fetched any more.
-        """
+        """Of the consumer that `driver` drives. `closed`: called once nothing can be fetched."""
         self._context = context
         self._driver = driver
         self._closed = closed
@@ -53,24 +50,19 @@ class Ending:
 
     @property
     def over(self) -> bool:
-        """Tells whether the consumer has ended, by an error, by the user or by a fork."""
+        """Returns whether the consumer has ended, by an error, by the user or by a fork."""
         return bool(self.reason) or self._driver.ended or self._forked
 
     @property
     def stopping(self) -> bool:
-        """Tells whether the consumer has ended, is draining, or was asked to stop.
-
-        It is False while an error that has ended the consumer waits to be raised: the user's next call raises it.
-        """
+        """Returns whether it has ended, drains, or was asked to; False while an error waits for the user's next
+        call."""
         error_waits = self._driver.ended and self._driver.error is not None and not self.reason and not self._forked
         return self.draining or self.must_stop() or (self.over and not error_waits)
 
     def stop(self, timeout_s: float) -> Steps[None]:
-        """Stops the consumer; waits at most `timeout_s` seconds until it has left its group. `close` must follow.
-
-        A second call does nothing, unless the first one was interrupted: then it completes the stop. Raises
-        InvalidOption before anything is stopped.
-        """
+        """Stops, and waits until it has left, within `timeout_s`; `close` must follow. A second call completes an
+        interrupted one. Raises InvalidOption before anything."""
         check_timeout(timeout_s)
         self.reason = self.reason or "it was stopped"
         deadline = self._context.monotonic() + timeout_s
@@ -103,12 +95,8 @@ class Ending:
         yield from self._leave("drained", wait_s, min(LEAVE_TIMEOUT_S, max(END_S_MIN, wait_s)))
 
     def _leave(self, reason: str, wait_s: float, timeout_s: float) -> Steps[None]:
-        """Has the member leave: it stops delivery, waits up to `wait_s` seconds for handlers, and releases its claims.
-
-        Returns when the member has read back that it left, at most `timeout_s` seconds after the handlers are done or
-        `wait_s` is over, and earlier if the ends of this Marshal have used up their time (T16, T17; EndBudget).
-        Logs how many messages were not acked.
-        """
+        """Has the member leave: handlers have `wait_s`, then the claims are released. Returns when it read back that it
+        left, within `timeout_s` or what the Marshal's ends have left (T16, T17; EndBudget). Logs what was not acked."""
         if self.done:
             return
         context, driver, member = self._context, self._driver, self._driver.member
@@ -150,11 +138,8 @@ class Ending:
                 self.done = True
 
     def front_gone(self) -> bool:
-        """Notes that the program has dropped an object of this consumer. Returns whether it was the last, and it runs.
-
-        After the last one nobody can stop the consumer, so the background thread drains it, and its worker closes it.
-        That completes a stop that was interrupted, too. Called by a finaliser: it takes no lock.
-        """
+        """From a finaliser, without a lock: the program dropped an object; returns whether it was the last of a running
+        one. Then the background thread drains it and its worker closes it, also after an interrupted stop."""
         self.fronts -= 1
         if self.fronts or self.done or self._forked or sys.is_finalizing():
             return False
@@ -168,23 +153,18 @@ class Ending:
         self.dispose(self)
 
     def request_stop(self, hand_over_s: float = HAND_OVER_S) -> None:
-        """Asks for a stop in at most `hand_over_s` seconds, so that other members can take over partitions before (A6).
-
-        A second call, or `hand_over_s` 0, stops at once. It takes no lock, because signal handlers call it.
-        """
+        """Asks for a stop in `hand_over_s` at most, so that others take over before (A6); at once by 0 or a second
+        call. Takes no lock: signal handlers call it."""
         self._stop_at = 0.0 if self._stop_at is not None else self._context.monotonic() + hand_over_s
 
     @property
     def asked(self) -> bool:
-        """Tells whether somebody has asked for a stop."""
+        """Returns whether somebody has asked for a stop."""
         return self._stop_at is not None
 
     def must_stop(self) -> bool:
-        """Tells whether a stop that was requested is due.
-
-        It is due when the time is up, when no claim is left, when no other member can take one over, or when this
-        member may not deliver. The first call tells the member to let others take over.
-        """
+        """Returns whether a requested stop is due: its time is up, no claim is left, nobody can take one, or nothing
+        may be delivered. The first call lets others take over."""
         if self._stop_at is None:
             return False
         if self._context.monotonic() >= self._stop_at:
@@ -207,10 +187,8 @@ class Ending:
             raise ConsumerClosed("Consumer", self.reason or str(self._driver.error or "it was stopped"))
 
     def raise_if_ended(self) -> None:
-        """Raises what the user must know: errors of partitions, one per call, then the one that ended the consumer.
-
-        Does nothing while there is no such error. Once the consumer is closed every call raises ConsumerClosed.
-        """
+        """Raises what the user must know: partitions' errors, one per call, then what ended it; ConsumerClosed once
+        closed."""
         if self.reason:
             raise ConsumerClosed("Consumer", self.reason)
         if self._driver.pending_errors:

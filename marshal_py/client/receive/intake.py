@@ -42,11 +42,8 @@ class Intake:
         self.ahead: int = LOOK_AHEAD_GRANTS * BOUNDS.grant if queue.at_most_once else 0
 
     def wait_s(self) -> float:
-        """Returns for how long to wait for messages at once: a signal or another thread's stop is seen after that.
-
-        So are acks that came without the lock, and messages that are due to be delivered again. Both concern messages
-        that are unfinished.
-        """
+        """Returns for how long to wait at once, after which signals, stops, acks without the lock and due redeliveries
+        are seen."""
         if self.monotonic() - self._came_at < IDLE_S:
             return WAIT_SLICE_S
         with self._context.lock:
@@ -55,12 +52,8 @@ class Intake:
         return WAIT_SLICE_S if unfinished else IDLE_WAIT_S
 
     def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES, most: int = sys.maxsize) -> Steps[Sequence[Chunk]]:
-        """Moves messages to the buffers. Waits up to `timeout_s` seconds for some, or for grants of buffered ones.
-
-        `wanted`: how many messages to take at most, or PIECE_MESSAGES if that is more; not for a slow user in
-        at-most-once mode. `most`: an upper bound for everybody; with 0 it waits without taking any. So it does while
-        the buffers are full (DeliveryQueue.takes). Returns what came: () if no message did.
-        """
+        """Moves messages to the buffers, or waits `timeout_s` for some or for grants. `wanted`, or PIECE_MESSAGES if
+        more, but for a slow user at most once; `most` bounds all, with 0 it only waits. Returns what came."""
         queue, context = self._queue, self._context
         if queue.at_most_once:
             seen = context.changes
@@ -114,10 +107,7 @@ class Intake:
         self._queue.add(chunks)
 
     def wait_for_gate(self, timeout_s: float) -> Steps[None]:
-        """Waits up to `timeout_s` seconds for a change. Called when messages are buffered and the gate is shut.
-
-        It is shut while the member is fenced, while the group is paused, and for claims that are being released.
-        """
+        """Waits `timeout_s` for a change, as the gate is shut: fenced, paused, or claims being released."""
         with self._context.outbox, self._context.lock:
             self._queue.wait_for_gate()
             seen = self._context.changes
@@ -125,7 +115,7 @@ class Intake:
         yield from self.pull(0.0)  # what is fetched ahead of a claim (A3), and librdkafka's own callbacks
 
     def waits_for_handlers(self) -> bool:
-        """Tells whether buffered messages come only once handlers have answered others (`max_acks_pending`)."""
+        """Returns whether buffered messages come only once handlers have answered others (`max_acks_pending`)."""
         with self._context.lock:
             return self._queue.window.waits_for_handlers(self._queue.buffers.values())
 
@@ -136,10 +126,8 @@ class Intake:
             return self._queue.left() > 0 and grants.awaited(self._queue.delivering())
 
     def look_ahead(self) -> Steps[None]:
-        """Fetches the next messages and asks for their grants, so that they come while the user handles a batch (D2).
-
-        It fetches only when at most half of `ahead` messages are buffered, since asking the source costs time.
-        """
+        """Fetches the next messages and asks for grants while the user handles a batch (D2); when half of `ahead` is
+        buffered, as asking costs time."""
         queue, context = self._queue, self._context
         with context.lock:
             room = self.ahead - queue.buffered()

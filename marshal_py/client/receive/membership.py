@@ -31,10 +31,7 @@ WAIT_SLICE_S: Final = 0.1  # a waiting call wakes at least so often: for signals
 
 
 class Call:
-    """Stands for one call of a method that only one thread at a time may be in. Compared by identity (`is`, not `==`).
-
-    `verb`: the method's name, for errors.
-    """
+    """One call of a method for one thread at a time, compared by identity. `verb`: for errors."""
 
     __slots__ = ("verb",)
 
@@ -43,7 +40,7 @@ class Call:
 
 
 class Membership:
-    """Holds a membership of a group. It is a context manager: leaving it stops the consumer and releases its claims."""
+    """A membership of a group. It is a context manager: leaving it stops the consumer and releases its claims."""
 
     def __init__(self, context: Context, driver: ConsumerDriver, connection: Mapping[str, Any], ending: Ending) -> None:
         self.connection = connection  # librdkafka's settings of a data consumer: other readers of its ranges need them
@@ -66,7 +63,7 @@ class Membership:
 
     @property
     def _delivers(self) -> bool:
-        """Tells whether the user is in the body of an iteration, or a handler of `consume` runs."""
+        """Returns whether the user is in the body of an iteration, or a handler of `consume` runs."""
         return self._iterating is not None and self._inside is None
 
     def __repr__(self) -> str:
@@ -129,10 +126,7 @@ class Membership:
         self._ending.drain(self._driver.options.handler_timeout_s if timeout_s is None else timeout_s)
 
     def _enter(self, call: Call) -> None:
-        """Begins a call that only one thread at a time may be in, and that may not be made inside another such call.
-
-        Raises ConcurrentUse, ReentrantCall.
-        """
+        """Begins a call for one thread at a time, not inside another. Raises ConcurrentUse, ReentrantCall."""
         self._context.check_call("Consumer", call.verb, waits=True)
         me = self.identify()
         with self._entry:
@@ -181,10 +175,8 @@ class Membership:
             raise
 
     def _check_open(self, verb: str, *, waits: bool = False) -> None:
-        """Checks that a method of a running consumer may be called. `waits`: as in `check_call`.
-
-        Raises ConsumerClosed, UsedAfterFork, ReentrantCall.
-        """
+        """Checks a call on a running consumer. `waits`: as in `check_call`. Raises ConsumerClosed, UsedAfterFork,
+        ReentrantCall."""
         self._context.check_call("Consumer", verb, waits=waits)
         self._ending.check_open()
 
@@ -253,11 +245,8 @@ class Membership:
         return 0, 0
 
     def _lag(self, claims: Collection[ClaimInfo]) -> int:
-        """Returns how many messages the claims are behind the ends of their partitions; -1 if that is not known.
-
-        It is not known while the cluster does not have one of the topics, or while this consumer owns nothing and
-        partitions are parked, so that no member may consume them.
-        """
+        """Returns the lag of the claims; -1 if unknown: a topic is missing, or it owns nothing and partitions are
+        parked."""
         if self._driver.topic_watch.missing or (not claims and self._driver.parked()):
             return -1
         return sum(max(0, claim.lag) for claim in claims)

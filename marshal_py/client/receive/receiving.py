@@ -46,11 +46,8 @@ class Receiving:
         return ConsumeDemand(self._context, self.intake, self.queue, request, watch)
 
     def fetch(self, request: Request) -> Steps[Batch[Any, Any]]:
-        """Waits until the batch is full enough, the consumer must stop, or the request expires.
-
-        Then it delivers: it checks the gate and takes the messages in one step under the lock. Its caller calls
-        `queue.begin` before. Raises ConsumerClosed if the consumer must stop when the call begins.
-        """
+        """Waits until the batch is full enough, a stop or the expiry; then checks the gate and takes in one step under
+        the lock. `queue.begin` comes before. Raises ConsumerClosed."""
         self._ending.raise_if_stopping()
         queue, context = self.queue, self._context
         _, max_bytes, min_messages, expires_s, _ = request

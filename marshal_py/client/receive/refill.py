@@ -15,10 +15,8 @@ class Refill:
     threshold: int
 
     def __init__(self, limit: int, threshold: int, expires_ms: int) -> None:
-        """Asks for what is missing up to `limit` pending units whenever at most `threshold` are pending.
-
-        `expires_ms`: after this time without another request, what has not come is given up.
-        """
+        """Asks for what is missing to `limit` pending when `threshold` are left; what has not come `expires_ms` after
+        the last request is given up."""
         self.limit, self.threshold = limit, threshold
         self._expires_ms = expires_ms
         self._until_ms = 0

@@ -14,10 +14,8 @@ from marshal_py.protocol.wire.identity import NONE, TopicPartition
 
 
 def seek(driver: ConsumerDriver, ending: Ending, tp: TopicPartition, offset: int, deadline: float) -> Steps[None]:
-    """Returns when the log has accepted the position. One thread at a time may call it for a consumer.
-
-    `deadline`: of the monotonic clock, in seconds. Raises what `Consumer.seek` raises.
-    """
+    """Returns when the log has the position; one thread at a time. `deadline`: monotonic seconds. Raises as
+    `Consumer.seek`."""
     context, member = driver.context, driver.member
     if driver.queue.at_most_once:
         raise NeedsAtLeastOnce("seek", member.name)

@@ -11,7 +11,7 @@ from typing import Final
 
 @dataclass(slots=True)
 class Bounds:
-    """Holds the bounds, in messages.
+    """The bounds, in messages.
 
     `unacked`: offsets tracked per partition; while there are so many, it is not fetched (D1). `prefetch`: taken from
     librdkafka at once, which amortises the call, and delivered by a drain at most. `grant`: of a partition in one

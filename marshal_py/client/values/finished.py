@@ -62,13 +62,13 @@ def without(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 def holds(ranges: Ranges, offset: int) -> bool:
-    """Tells whether the offset is in one of the ranges."""
+    """Returns whether the offset is in one of the ranges."""
     at = bisect_right(ranges, offset, key=lambda one: one[0]) - 1
     return at >= 0 and offset < ranges[at][1]
 
 
 class Finished(NamedTuple):
-    """Holds the offsets of one source that a table has. It may not know it of those in `unclear`."""
+    """The offsets of one source that a table has. It may not know it of those in `unclear`."""
 
     ranges: Ranges = ()
     unclear: Range = (0, 0)
@@ -114,12 +114,9 @@ class Finished(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Names one partition of one topic of one cluster, for good.
-
-    `topic_id` is the id that Kafka gave to the topic. No other topic has it: neither one of the same name on another
-    cluster, nor one that was created again under the name. On a cluster that gives no ids it is the incarnation of the
-    coordination topic, in hex.
-    """
+    """Names one partition of one topic of one cluster, for good. `topic_id` is the id that Kafka gave to the topic. No
+    other topic has it: neither one of the same name on another cluster, nor one that was created again under the name.
+    On a cluster that gives no ids it is the incarnation of the coordination topic, in hex."""
 
     topic: str
     partition: int
@@ -142,10 +139,8 @@ def source_of(topic: str, partition: int, topic_id: str, token: str) -> Source:
 
 
 class Span(NamedTuple):
-    """Holds what a batch has of one source. `ranges`: the offsets that it stands for; some may have no message.
-
-    `token`: of the claim under which it was read, `group`: that claim's. Both are "" for a batch without a claim.
-    """
+    """What a batch has of one source. `ranges`: the offsets that it stands for; some may have no message.
+    `token`: of the claim under which it was read, `group`: that claim's. Both are "" for a batch without a claim."""
 
     ranges: Ranges
     token: str = ""
@@ -153,14 +148,14 @@ class Span(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Holds what a table knows of one source. `token`, `group`: of the newest owner that wrote; "" before any did."""
+    """What a table knows of one source. `token`, `group`: of the newest owner that wrote; "" before any did."""
 
     finished: Finished = Finished()
     token: str = ""
     group: str = ""
 
     def fences(self, span: Span) -> bool:
-        """Tells whether a later owner has written (PROTOCOL.md K1). Tokens of two groups cannot be compared."""
+        """Returns whether a later owner has written (PROTOCOL.md K1). Tokens of two groups cannot be compared."""
         return "" not in (span.token, self.token) and span.group == self.group and self.token > span.token
 
     def missing(self, table: str, source: Source, ranges: Ranges) -> Ranges:
@@ -196,10 +191,8 @@ class LeftOut(NamedTuple):
 
 def spans_of_messages(messages: Any) -> tuple[dict[Source, Span], list[tuple[Source, Any]]]:
     """Returns what a message, a batch, a part or an iterable of messages has of each source, and each message with its
-    source, in the order given.
-
-    Raises InvalidOption for messages of two groups, and for a message that is there twice.
-    """
+    source, in the order given. Raises InvalidOption for messages of two groups, and for a message that is there
+    twice."""
     if hasattr(messages, "parts"):
         parts = [(part[0], part.covered, part) for part in messages.parts]
     elif hasattr(messages, "raw"):

@@ -16,7 +16,7 @@ from marshal_py.protocol.wire.records import Heartbeat
 
 
 class ClaimInfo(Struct, frozen=True):
-    """Describes a claim as its owner sees it.
+    """A claim as its owner sees it.
 
     `position`: the lowest offset that is not finished, where a new owner would begin. Messages that were delivered and
     are not acked are at it or above it. `lag`: messages from there to the end of the partition; -1 if unknown.
@@ -35,7 +35,7 @@ class ClaimInfo(Struct, frozen=True):
 
 
 class ConsumerInfo(Struct, frozen=True):
-    """Describes the state of a consumer. `in_flight`: messages delivered and not acked.
+    """The state of a consumer. `in_flight`: messages delivered and not acked.
 
     `waiting_for`: what keeps it from working, in words; "" when all is well. A standby says there that it waits for
     "its turn", for whom it stands by and when the next in line takes over, or which of its conditions are not met

@@ -36,7 +36,7 @@ HISTORY_KEPT_S: Final = 86_400.0  # a day: long enough to look at what happened 
 
 
 class RetentionPolicy(NamedTuple):
-    """Holds the options of `connect` that are about histories. options.py checks them (PROTOCOL.md N8, N12, G7)."""
+    """The options of `connect` that are about histories. options.py checks them (PROTOCOL.md N8, N12, G7)."""
 
     snapshot_every_records: int = SNAPSHOT_EVERY_RECORDS
     history_kept_s: float = HISTORY_KEPT_S

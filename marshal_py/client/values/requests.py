@@ -43,10 +43,7 @@ HEARTBEAT_ABOVE_S: Final = 30.0  # fetches that may wait longer have a heartbeat
 
 
 class Request(NamedTuple):
-    """Holds what one `fetch` asks for: at most so many messages and bytes (None: any number), at least `min_messages`.
-
-    `idle_heartbeat_s`: None means that nobody watches whether the cluster answers.
-    """
+    """One `fetch`: messages and bytes at most (None: any), `min_messages`. `idle_heartbeat_s` None: nobody watches."""
 
     max_messages: int | None
     max_bytes: int | None
@@ -84,10 +81,7 @@ def check_fetch(
 
 
 class ConsumeRequest(NamedTuple):
-    """Holds what `consume` asks for: at most `limit` pending messages, or bytes with `in_bytes`.
-
-    More is requested when at most `threshold` are pending.
-    """
+    """One `consume`: `limit` pending messages, or bytes with `in_bytes`; more at `threshold`."""
 
     limit: int
     threshold: int

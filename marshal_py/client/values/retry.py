@@ -17,7 +17,7 @@ DELAY_S_MAX: Final = 86_400.0  # of one retry: that of `Message.nak`
 
 
 class Reject(Exception):
-    """Is raised by a handler of `Consumer.process`: this message is never to be tried again.
+    """A handler raises it of `Consumer.process`: this message is never to be tried again.
 
     It goes to the dead-letter topic, or, without one, an advisory `terminated` keeps the reason. `reason`: for people.
     """

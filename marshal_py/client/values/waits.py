@@ -21,20 +21,14 @@ class Poll(NamedTuple):
 
 
 class PollAhead(NamedTuple):
-    """Asks the data source for `max_messages` messages and does not wait. Its result: chunks that are there now.
-
-    A front that cannot ask without waiting returns none.
-    """
+    """Asks the source for `max_messages` without a wait: what is there; nothing from a front that cannot."""
 
     max_messages: int
 
 
 class Change(NamedTuple):
-    """Waits up to `timeout_s` seconds for the next change of what the Marshal's lock guards. It has no result.
-
-    `seen`: how many changes there were (`Context.changes`) when the call last looked; one that came since ends the
-    wait.
-    """
+    """Waits `timeout_s` for a change of what the lock guards. `seen`: `Context.changes` at the last look; a newer one
+    ends it."""
 
     timeout_s: float
     seen: int

@@ -51,12 +51,9 @@ _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class Point(NamedTuple):
-    """Names one place in a partition.
-
-    `kind`: committed, earliest, latest, offset, time or ago. `number`: the offset, the N of latest-N, the time in ms
-    since 1970, or for how many ms ago. `group`: whose committed offsets, "" for the group itself. `otherwise`: where a
-    partition without one begins: earliest, latest, or "" if the text does not say.
-    """
+    """One place in a partition. `kind`: committed, earliest, latest, offset, time or ago. `number`: offset, N of
+    latest-N, ms since 1970, or ms ago. `group`: whose committed, "": its own. `otherwise`: earliest, latest, or "" if
+    not said."""
 
     kind: str
     number: int = 0
@@ -65,18 +62,15 @@ class Point(NamedTuple):
 
 
 class Where(NamedTuple):
-    """Holds a parsed text. `named`: the partitions that it names. `rest`: all others; None if it must name all."""
+    """A parsed text. `named`: the partitions that it names. `rest`: all others; None if it must name all."""
 
     rest: Point | None
     named: Mapping[TopicPartition, Point]
 
 
 def parse(text: object, option: str = "start", rule: str = RULE, group: str = "") -> Where:
-    """Parses a text of one of the forms above. Raises InvalidOption.
-
-    `option` and `rule` are for its error text: the name of the option that holds the text, and what the option may
-    hold. `group`: the only group whose lines may be in a table, if they name one.
-    """
+    """Parses one of the forms. Raises InvalidOption with `option` and the `rule` it must obey. `group`: whose lines may
+    be in a table."""
     if not isinstance(text, str):
         raise InvalidOption(option, text, rule)
     if text.endswith(".csv"):
@@ -172,10 +166,7 @@ def check_topics(start: str, topics: Sequence[str]) -> None:
 
 
 def check_partitions(start: str, counts: Mapping[str, int], option: str = "start") -> None:
-    """Raises InvalidOption if `start` names a partition that its topic does not have.
-
-    `counts`: how many partitions each topic has. A topic that is left out is not known yet, and not checked.
-    """
+    """Raises InvalidOption if `start` names a partition beyond `counts`; topics left out are not checked."""
     for tp in sorted(parse(start, option).named):
         count = counts.get(tp.topic)
         if count is not None and tp.partition >= count:
@@ -184,10 +175,7 @@ def check_partitions(start: str, counts: Mapping[str, int], option: str = "start
 
 
 class Facts(NamedTuple):
-    """Holds what Kafka says of each partition: its bounds, its committed offset, the offset at its point's time.
-
-    The last two may lack partitions that need none.
-    """
+    """What Kafka says of each partition: bounds, and where needed committed offset and offset of its time."""
 
     bounds: Mapping[TopicPartition, Bounds]
     committed: Mapping[TopicPartition, int]
@@ -235,10 +223,8 @@ def offset(tp: TopicPartition, point: Point, facts: Facts) -> int | None:
 
 
 class Begin(NamedTuple):
-    """Says where reading begins in a partition, NONE if only its end is wanted, and where the partition ends.
-
-    `unsaid`: it begins at the end because nothing is committed, and `start` does not say what then.
-    """
+    """Where reading begins, NONE if only the end is wanted, and the end. `unsaid`: at the end, as nothing is committed
+    and `start` says no more."""
 
     first: int
     end: int
@@ -248,13 +234,9 @@ class Begin(NamedTuple):
 def resolve(
     start: str, wanted: Sequence[Wanted], group: str, admin: ClusterAdmin, now_ms: int
 ) -> dict[TopicPartition, Begin]:
-    """Returns where reading begins in each partition of `wanted` (D5). `now_ms`: the time now, in ms since 1970.
-
-    A partition without a committed offset begins at its end if `start` does not say what then, as Kafka's own consumers
-    do. A named offset below the partition's beginning stays as it is: the offsets between are reported as lost (D6).
-    Raises InvalidOption for a partition that must be named and is not, PositionOutOfRange for an offset beyond the end,
-    UnsupportedPlatform for a time where the cluster cannot look it up; ClusterUnreachable, AccessDenied.
-    """
+    """Returns where reading begins in each partition of `wanted` (D5). `now_ms` since 1970. Without a committed offset
+    at the end, as Kafka's consumers. Offsets below the beginning stay, and are reported as lost (D6). Raises
+    InvalidOption, PositionOutOfRange, UnsupportedPlatform, ClusterUnreachable, AccessDenied."""
     chosen = parse(start)
     # Topics that a pattern has found later: they were not known at the Join.
     later = {tp.topic for tp in chosen.named}.intersection(want.tp.topic for want in wanted)
@@ -282,13 +264,8 @@ def parse_fixed(text: object, option: str) -> Where:
 def offsets(
     text: str, option: str, tps: Sequence[TopicPartition], admin: ClusterAdmin, *, committed: bool
 ) -> dict[TopicPartition, int]:
-    """Returns the offset that the text names in each partition of `tps`. The text may not be `committed`.
-
-    `option`: the name of the option that holds the text, for errors. `committed`: if true, a partition ends where
-    read_committed readers stop, before open transactions. Raises InvalidOption, also for a partition that must be named
-    and is not; PositionOutOfRange for an offset that the partition does not hold; UnsupportedPlatform,
-    ClusterUnreachable, AccessDenied.
-    """
+    """Returns the offset of the text, not `committed`, in each of `tps`. `option`: for errors. `committed`: partitions
+    end before open transactions. Raises as `resolve`."""
     chosen = parse_fixed(text, option)
     counts = {topic: admin.partition_count(topic) or 0 for topic in sorted({tp.topic for tp in chosen.named})}
     check_partitions(text, {topic: count for topic, count in counts.items() if count}, option)

@@ -139,7 +139,7 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
 
 
 def may_be_unserved(group: Group) -> bool:
-    """Tells whether the group's policy can have one of the causes of `lasting`."""
+    """Returns whether the group's policy can have one of the causes of `lasting`."""
     return policy_of(group.config).partitioned or policy_of(group.config).conditions
 
 

@@ -47,7 +47,7 @@ def encode(position: int, ranges: Iterable[Range]) -> bytes:
 
 
 def mappable(spans: Sequence[tuple[int, ...]]) -> bool:
-    """Tells whether one bitmap holds all of these spans, which are ascending."""
+    """Returns whether one bitmap holds all of these spans, which are ascending."""
     return bool(spans) and spans[-1][1] - spans[0][0] <= BITMAP_OFFSETS_MAX
 
 
