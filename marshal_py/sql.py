@@ -1,4 +1,4 @@
-"""Each message's effect in a SQL database exactly once. See `Guard`, `AsyncGuard` and docs/acks.md.
+"""Each message's effect in a SQL database once: `Guard`, and `Inbox` for handlers in parallel. See docs/acks.md.
 
 guard = marshal_py.sql.Guard()
 with connection:                            # one transaction: the effect and the guard's row
@@ -7,6 +7,6 @@ with connection:                            # one transaction: the effect and th
 batch.ack()
 """
 
-from marshal_py.client.sql_guard import AsyncGuard, Guard
+from marshal_py.client.sql_guard import AsyncGuard, AsyncInbox, Guard, Inbox
 
-__all__ = ["AsyncGuard", "Guard"]
+__all__ = ["AsyncGuard", "AsyncInbox", "Guard", "Inbox"]

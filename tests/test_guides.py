@@ -31,7 +31,7 @@ ELSEWHERE: Final = {
     ("docs/spark.md", None): "tests/spark/test_docs.py",
     ("docs/sinks.md", None): "tests/spark/test_sinks_guide.py",
     ("docs/spark-reference.md", None): "tests/spark/test_formats_guide.py",
-    ("docs/process.md", 4): "tests/spark/test_process_page.py",
+    ("docs/process.md", 5): "tests/spark/test_process_page.py",
     ("docs/testing.md", 0): "tests/testing/test_plugin.py",
 }
 

@@ -6,22 +6,29 @@ that is older than the row's is refused (PROTOCOL.md K1), and an offset in the r
 hold only because the row changes in the transaction of the effect. A newer owner whose messages all have their effect
 raises the token too. Two groups have rows of their own: each gives every message its own effect.
 
-The logic is a generator that yields statements and receives their results; `Guard` runs it over a connection of
-sqlite3, psycopg or SQLAlchemy, `AsyncGuard` over one of aiosqlite, psycopg or SQLAlchemy's asyncio extension, and
-spark/sinks/database.py over a DB-API cursor. This file never begins, commits or rolls back a transaction, and imports
-no database module.
+Transactions of one partition wait for each other at its row. With an inbox they do not: it marks each message in a
+second table, whose key lets one transaction in, and reads the row behind that. So a newer owner finds the mark of an
+older one, or the older one finds the newer token. Marks below the position become ranges of the row, now and then.
+
+The logic is a generator that yields statements and receives their results. `Guard` and `Inbox` run it over a connection
+of sqlite3, psycopg or SQLAlchemy, `AsyncGuard` and `AsyncInbox` over one of aiosqlite, psycopg or SQLAlchemy's asyncio
+extension, and spark/sinks/database.py over a DB-API cursor. This file never begins, commits or rolls back a
+transaction, and imports no database module.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from marshal_py.client.messages.message import Message, position_of
 from marshal_py.client.values.finished import Finished, Kept, Ranges, Source, Span, holds, spans_of_messages, union
 from marshal_py.errors import InvalidOption, WriteFenced
 from marshal_py.protocol.wire.identity import Token
+from marshal_py.protocol.wire.records import OFFSET_MAX
 from marshal_py.transport.option_names import constructor_checks_names
 
 DEFAULT_TABLE: Final = "applied"
@@ -47,6 +54,13 @@ ON CONFLICT (group_name, topic, partition, topic_id) DO UPDATE SET
 WHERE {row}.token <= excluded.token AND {row}.next_offset = excluded.start_offset
 """
 _LOOK: Final = "SELECT token, start_offset, next_offset, earlier FROM {table} WHERE " + _ROW
+# Gives the row to this owner unless a later one has it. It also locks the row until the transaction ends.
+_RAISE: Final = """
+INSERT INTO {table} (group_name, topic, partition, topic_id, token, start_offset, next_offset, earlier)
+VALUES (:group_name, :topic, :partition, :topic_id, :token, 0, 0, '')
+ON CONFLICT (group_name, topic, partition, topic_id) DO UPDATE SET token = excluded.token
+WHERE {row}.token <= excluded.token
+"""
 _MOVE: Final = (
     "UPDATE {table} SET token = :token, start_offset = :start_offset, next_offset = :next_offset, earlier = :earlier "
     "WHERE " + _ROW
@@ -55,6 +69,26 @@ _ALL: Final = (
     "SELECT partition, topic_id, token, start_offset, next_offset, earlier FROM {table} "
     "WHERE group_name = :group_name AND topic = :topic"
 )
+
+# A mark: the message before `next_offset` has its effect, and from `start_offset` on there is no other one before it.
+_CREATE_MARKS: Final = """
+CREATE TABLE IF NOT EXISTS {table}_marks (
+    group_name VARCHAR(255), topic VARCHAR(255), partition INTEGER, topic_id VARCHAR(64), next_offset BIGINT,
+    start_offset BIGINT NOT NULL, PRIMARY KEY (group_name, topic, partition, topic_id, next_offset))
+"""
+_MARK: Final = """
+INSERT INTO {table}_marks (group_name, topic, partition, topic_id, next_offset, start_offset)
+VALUES (:group_name, :topic, :partition, :topic_id, :next_offset, :start_offset) ON CONFLICT DO NOTHING
+"""
+_UNMARK: Final = "DELETE FROM {table}_marks WHERE " + _ROW + " AND next_offset = :next_offset"
+_TAKE_MARKS: Final = (
+    "DELETE FROM {table}_marks WHERE " + _ROW + " AND next_offset <= :position RETURNING start_offset, next_offset"
+)
+_MARKS: Final = (
+    "SELECT partition, topic_id, start_offset, next_offset FROM {table}_marks "
+    "WHERE group_name = :group_name AND topic = :topic"
+)
+MARKS_MAX: Final = 1_000  # of a partition, until those below its position become ranges: each time takes its row
 
 
 class Applicable(Protocol):
@@ -103,8 +137,8 @@ class Rules:
     def _statement(self, sql: str, values: Mapping[str, object], rows: bool = False) -> Statement:
         return Statement(sql.format(**self._names).strip(), values, rows)
 
-    def creating(self) -> Statement:
-        return self._statement(_CREATE, {})
+    def creating(self) -> list[Statement]:
+        return [self._statement(_CREATE, {})]
 
     def kept(self, group: str, topic: str) -> Steps[dict[Source, Kept]]:
         """Returns what the table knows of a group's topics of this name."""
@@ -173,6 +207,92 @@ def _kept(group: str, token: str, start: int, to: int, earlier: str) -> Kept:
     return Kept(Finished(union((*found.ranges, (start, to))), found.unclear), token, group)
 
 
+class InboxRules(Rules):
+    """Builds the statements of one inbox. It counts the marks that it has made since it last took some away."""
+
+    def __init__(self, table: str = DEFAULT_TABLE) -> None:
+        super().__init__(table)
+        self._marked: Counter[Source] = Counter()
+
+    def creating(self) -> list[Statement]:
+        return [*super().creating(), self._statement(_CREATE_MARKS, {})]
+
+    def kept(self, group: str, topic: str) -> Steps[dict[Source, Kept]]:
+        found = yield from super().kept(group, topic)
+        rows = yield self._statement(_MARKS, {"group_name": group, "topic": topic}, rows=True)
+        marks: dict[Source, list[tuple[int, int]]] = {}
+        for number, topic_id, start, to in rows:
+            marks.setdefault(Source(topic, number, topic_id), []).append((start, to))
+        for source, ranges in marks.items():
+            found[source] = _with(found[source], ranges)
+        return found
+
+    def rewinding(
+        self, group: str, topic: str, partitions: Sequence[int] | None, to: int, topic_id: str | None
+    ) -> Steps[list[Source]]:
+        found = yield from super().rewinding(group, topic, partitions, to, topic_id)
+        for source in found:  # the rows have them now
+            yield self._statement(_TAKE_MARKS, {**_key(group, source), "position": OFFSET_MAX}, rows=True)
+        return found
+
+    def _new(self, messages: M | Iterable[M]) -> Steps[list[M]]:
+        """Yields the statements that mark the messages; returns the new ones in the order given.
+
+        It takes sources and offsets in sorted order, and the row of a source behind its marks, as every inbox does. So
+        no two transactions wait for each other in a circle.
+        """
+        _, given = spans_of_messages(messages)
+        of: dict[Source, list[M]] = {}
+        for source, one in sorted(given, key=lambda pair: (pair[0], pair[1].offset)):
+            of.setdefault(source, []).append(one)
+        new: dict[Source, Ranges] = {}
+        fenced: list[WriteFenced] = []
+        for source, some in of.items():
+            missing = yield from self._mark(source, some)
+            if isinstance(missing, WriteFenced):
+                fenced.append(missing)
+            else:
+                new[source] = missing
+        if fenced and not new:
+            raise fenced[0]
+        return [one for source, one in given if holds(new.get(source, ()), one.offset)]
+
+    def _mark(self, source: Source, some: Sequence[M]) -> Steps[Ranges | WriteFenced]:
+        """Marks messages of one source, and returns the offsets of those that had no effect.
+
+        If a later owner has written, the marks go again, and the error that says so is returned. Raises OffsetsUnclear.
+        """
+        span = Span((), max(str(one.token) for one in some), some[0].group)
+        key = _key(span.group, source)
+        marked: list[int] = []
+        for one in some:
+            [(start, to)] = spans_of_messages(one)[0][source].ranges
+            if (yield self._statement(_MARK, {**key, "start_offset": start, "next_offset": to})) == 1:
+                marked.append(to)
+        rows = yield self._statement(_LOOK, key, rows=True)
+        self._marked[source] += len(marked)
+        takes = not rows or rows[0][0] < span.token or self._marked[source] >= MARKS_MAX
+        if takes:
+            yield self._statement(_RAISE, {**key, "token": span.token})
+            rows = yield self._statement(_LOOK, key, rows=True)  # another transaction may have had it meanwhile
+        kept = _kept(span.group, *rows[0])
+        if kept.fences(span):
+            for to in marked:
+                yield self._statement(_UNMARK, {**key, "next_offset": to})
+            return WriteFenced(self.table, str(source.tp), span.token, kept.token)
+        missing = kept.missing(self.table, source, union((to - 1, to) for to in marked))
+        if takes and isinstance(first := some[0], Message):
+            self._marked[source] = 0
+            below = {**key, "position": position_of(first)}
+            if taken := (yield self._statement(_TAKE_MARKS, below, rows=True)):
+                yield self._move(span.group, source, _with(kept, taken))
+        return missing
+
+
+def _with(kept: Kept, ranges: Iterable[tuple[int, int]]) -> Kept:
+    return kept._replace(finished=kept.finished.add(union(ranges)))
+
+
 class Guard(Rules):
     """Uses a guard table over connections of sqlite3 (SQLite 3.24+), psycopg (PostgreSQL) or SQLAlchemy.
 
@@ -185,7 +305,9 @@ class Guard(Rules):
 
     def create(self, connection: Any) -> None:
         """Creates the guard table unless it exists. The caller commits."""
-        _Connection(connection, awaited=False).run(self.creating())
+        wrapped = _Connection(connection, awaited=False)
+        for statement in self.creating():
+            wrapped.run(statement)
 
     def new(self, connection: Any, messages: M | Iterable[M]) -> list[M]:
         """Returns those of `messages` that this consumer must apply, in their order: they have no effect in the
@@ -245,7 +367,9 @@ class AsyncGuard(Rules):
 
     async def create(self, connection: Any) -> None:
         """Does what `Guard.create` does."""
-        await _Connection(connection, awaited=True).run_async(self.creating())
+        wrapped = _Connection(connection, awaited=True)
+        for statement in self.creating():
+            await wrapped.run_async(statement)
 
     async def new(self, connection: Any, messages: M | Iterable[M]) -> list[M]:
         """Does what `Guard.new` does."""
@@ -268,6 +392,19 @@ class AsyncGuard(Rules):
     ) -> list[Source]:
         """Does what `Guard.rewind` does."""
         return await self._run(connection, self.rewinding(group, topic, partitions, to, topic_id))
+
+
+class Inbox(InboxRules, Guard):
+    """Does what `Guard` does, for handlers in parallel: transactions of one partition do not wait for each other.
+
+    It has the guard's table and a second one beside it, with a row for each message from the position on:
+    `applied_marks`. SQLite must be 3.35 or newer. Call `new` once per transaction. A group that has used a guard may go
+    on with an inbox of the same table; a group with an inbox stays with it.
+    """
+
+
+class AsyncInbox(InboxRules, AsyncGuard):
+    """Does what `Inbox` does, over the connections of `AsyncGuard`."""
 
 
 def run(execute: Callable[[Statement], Any], steps: Steps[T]) -> T:

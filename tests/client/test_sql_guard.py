@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from marshal_py.embedded import Broker
 from marshal_py.errors import InvalidOption, OffsetsUnclear, WriteFenced
 from marshal_py.protocol.wire.identity import Token
-from marshal_py.sql import AsyncGuard, Guard
+from marshal_py.sql import AsyncGuard, AsyncInbox, Guard, Inbox
 from marshal_py.testing import make_batch, make_message
 from tests.support import transaction_kills
 
@@ -55,8 +55,8 @@ def payment(
 
 
 class Database:
-    def __init__(self, kind: str, url: str) -> None:
-        self.kind, self.url = kind, url
+    def __init__(self, kind: str, url: str, guard: Guard) -> None:
+        self.kind, self.url, self.guard = kind, url, guard
         self.engine = (
             sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool) if kind.startswith("sqlalchemy") else None
         )
@@ -92,22 +92,35 @@ def url_of(kind: str, tmp_path: Path, postgres: str) -> str:
     return postgres.replace("postgresql://", "postgresql+psycopg://")
 
 
-@pytest.fixture(params=["sqlite3", "psycopg", "sqlalchemy-sqlite", "sqlalchemy-psycopg"])
-def database(request: pytest.FixtureRequest, tmp_path: Path, postgres: str) -> Database:
-    found = Database(request.param, url_of(request.param, tmp_path, postgres))
+def made(kind: str, tmp_path: Path, postgres: str, guard: Guard) -> Database:
+    found = Database(kind, url_of(kind, tmp_path, postgres), guard)
     with found.transaction() as connection:
-        found.run(connection, "DROP TABLE IF EXISTS account")
-        found.run(connection, "DROP TABLE IF EXISTS applied")
+        for table in ("account", "applied", "applied_marks"):
+            found.run(connection, f"DROP TABLE IF EXISTS {table}")
         found.run(connection, ACCOUNTS)
-        Guard().create(connection)
-        Guard().create(connection)  # twice is once
+        guard.create(connection)
+        guard.create(connection)  # twice is once
     return found
+
+
+KINDS = ("sqlite3", "psycopg", "sqlalchemy-sqlite", "sqlalchemy-psycopg")
+
+
+@pytest.fixture(params=[(kind, guard) for guard in (Guard, Inbox) for kind in KINDS], ids=str)
+def database(request: pytest.FixtureRequest, tmp_path: Path, postgres: str) -> Database:
+    kind, guard = request.param
+    return made(kind, tmp_path, postgres, guard())
+
+
+@pytest.fixture(params=KINDS)
+def inbox(request: pytest.FixtureRequest, tmp_path: Path, postgres: str) -> Database:
+    return made(request.param, tmp_path, postgres, Inbox())
 
 
 def apply(database: Database, *payments: Payment) -> list[int]:
     """In one transaction; the offsets that were new."""
     with database.transaction() as connection:
-        new = Guard().new(connection, payments)
+        new = database.guard.new(connection, payments)
         for one in new:
             database.run(connection, BOOK.format(one.account, one.cents))
         return [one.offset for one in new]
@@ -160,7 +173,7 @@ def test_a_batch_that_comes_back_after_the_next_one_is_new(database: Database) -
     assert apply(database, *map(payment, range(15, 32))) == [*range(20, 30)]
     assert apply(database, *map(payment, reversed(range(12)))) == [*reversed(range(10))], "in any order"
     with database.transaction() as connection:
-        assert [*Guard().finished(connection, "shop", "payments").values()] == [((0, 40),)]
+        assert [*database.guard.finished(connection, "shop", "payments").values()] == [((0, 40),)]
 
 
 def test_two_groups_and_two_clusters_have_effects_of_their_own(database: Database) -> None:
@@ -174,14 +187,15 @@ def test_two_groups_and_two_clusters_have_effects_of_their_own(database: Databas
         apply(database, payment(2, topic_id="eu"), payment(2, topic_id="eu", group="audit"))
 
 
-def test_holes_that_were_given_up_are_refused(database: Database) -> None:
+def test_holes_that_were_given_up_are_refused(tmp_path: Path) -> None:
     """As the markers of transactions leave them: what comes from there again is neither applied nor passed over."""
+    database = made("sqlite3", tmp_path, "", Guard())
     apply(database, *[payment(offset) for offset in range(0, 1024, 2)])
     with pytest.raises(OffsetsUnclear, match="may or may not have"):
         apply(database, payment(2))
     assert apply(database, payment(1022), payment(1023)) == [1023]
     with database.transaction() as connection:
-        Guard().rewind(connection, "shop", "payments", to=1)
+        database.guard.rewind(connection, "shop", "payments", to=1)
     assert apply(database, payment(0), payment(1), payment(2)) == [1, 2]
 
 
@@ -209,7 +223,7 @@ def test_what_raises_in_the_transaction_is_new_again(database: Database) -> None
 
     def fails() -> None:
         with database.transaction() as connection:
-            assert Guard().new(connection, payment(3))
+            assert database.guard.new(connection, payment(3))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -229,13 +243,13 @@ def test_a_rewound_partition_is_new_again(database: Database) -> None:
     """Finding 22. The history before the first message needs no rewind."""
     apply(database, payment(5), payment(6), payment(5, partition=1))
     with database.transaction() as connection:
-        [source] = Guard().rewind(connection, "shop", "payments", [1])
+        [source] = database.guard.rewind(connection, "shop", "payments", [1])
         assert source.tp == ("payments", 1)
     assert apply(database, payment(5), payment(5, partition=1)) == [5]
     with database.transaction() as connection:
-        assert len(Guard().rewind(connection, "shop", "payments", to=6)) == 2
-        assert not Guard().rewind(connection, "audit", "payments")
-        assert not Guard().rewind(connection, "shop", "payments", topic_id="another")
+        assert len(database.guard.rewind(connection, "shop", "payments", to=6)) == 2
+        assert not database.guard.rewind(connection, "audit", "payments")
+        assert not database.guard.rewind(connection, "shop", "payments", topic_id="another")
     assert apply(database, payment(4), payment(5), payment(6), payment(5, partition=1)) == [4, 6]
 
 
@@ -289,7 +303,7 @@ def test_two_owners_of_one_partition_wait_for_each_other(database: Database) -> 
     thread = threading.Thread(target=second)
     thread.start()
     with database.transaction() as connection:
-        assert Guard().new(connection, payment(0))
+        assert database.guard.new(connection, payment(0))
         database.run(connection, BOOK.format("alice", 1))
         first_is_in.set()
         thread.join(0.2)  # it waits for the row; if it does not, it comes to the wrong result below
@@ -319,14 +333,15 @@ async def opened(kind: str, url: str) -> AsyncIterator[Any]:
             await engine.dispose()
 
 
+@pytest.mark.parametrize("make", [AsyncGuard, AsyncInbox])
 @pytest.mark.parametrize("kind", ["aiosqlite", "psycopg", "sqlalchemy"])
-def test_the_same_with_await(kind: str, tmp_path: Path, postgres: str) -> None:
+def test_the_same_with_await(kind: str, make: type[AsyncGuard], tmp_path: Path, postgres: str) -> None:
     url = postgres
     if kind == "aiosqlite":
         url = str(tmp_path / "b.db")
     elif kind == "sqlalchemy":
         url = f"sqlite+aiosqlite:///{tmp_path / 'c.db'}"
-    guard = AsyncGuard("applied_async")
+    guard = make(f"applied_{make.__name__}")
 
     async def new(*payments: Payment) -> list[int]:
         async with opened(kind, url) as connection:
@@ -439,12 +454,101 @@ def test_an_unknown_connection_is_named() -> None:
         Guard().create(object())
 
 
+# --- an inbox
+
+
+def rows_of(database: Database, table: str) -> int:
+    with database.transaction() as connection:
+        return int(database.run(connection, f"SELECT count(*) FROM {table}").fetchall()[0][0])
+
+
+def test_transactions_of_one_partition_do_not_wait_for_each_other(tmp_path: Path, postgres: str) -> None:
+    """The first one is open while the others commit. SQLite has one writer at a time, whatever it writes."""
+    database = made("psycopg", tmp_path, postgres, Inbox())
+    assert apply(database, payment(0)) == [0], "the first one of an owner takes the row"
+    with database.transaction() as connection:
+        assert database.guard.new(connection, payment(1))
+        assert apply(database, payment(2)) == [2]
+        assert apply(database, payment(5), payment(4)) == [5, 4]
+    assert balances(database) == {"alice": 4}
+
+
+def test_an_owner_that_was_late_finds_the_newer_token(tmp_path: Path, postgres: str) -> None:
+    """K1: whether the newer owner has committed before the older one marks its message, or while it does."""
+    database = made("psycopg", tmp_path, postgres, Inbox())
+    assert apply(database, payment(0)) == [0]
+    newer_is_in, outcome = threading.Event(), list[object]()
+
+    def older() -> None:
+        newer_is_in.wait(30)
+        try:
+            outcome.append(apply(database, payment(1)))
+        except WriteFenced as error:
+            outcome.append(type(error))
+
+    thread = threading.Thread(target=older)
+    thread.start()
+    with database.transaction() as connection:
+        assert database.guard.new(connection, payment(1, epoch=2))
+        database.run(connection, BOOK.format("alice", 1))
+        newer_is_in.set()
+        thread.join(0.2)
+        assert not outcome, "it waits for the mark"
+    thread.join(30)
+    assert outcome == [WriteFenced]
+    with pytest.raises(WriteFenced):
+        apply(database, payment(9))
+    assert apply(database, payment(9, epoch=2)) == [9], "the older one has left no mark"
+    assert balances(database) == {"alice": 3}
+
+
+def test_a_fenced_partition_of_a_batch_leaves_no_mark(inbox: Database) -> None:
+    apply(inbox, payment(7, epoch=11))
+    assert apply(inbox, payment(8, epoch=10), payment(0, partition=1, epoch=10)) == [0]
+    assert apply(inbox, payment(8, epoch=11)) == [8]
+
+
+def test_marks_below_the_position_become_ranges(inbox: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is bounded: what is left has a mark for each message from the position on, and the newest ones."""
+    monkeypatch.setattr("marshal_py.client.sql_guard.MARKS_MAX", 10)
+    messages = [make_message(offset=offset) for offset in range(100)]
+    batch = make_batch(messages)
+    for message in batch:
+        with inbox.transaction() as connection:
+            assert inbox.guard.new(connection, message) == [message]
+        if message.offset != 50:
+            message.ack()
+    assert 50 <= rows_of(inbox, "applied_marks") <= 60
+    batch[50].ack()
+    with inbox.transaction() as connection:
+        assert [*inbox.guard.finished(connection, "test", "test").values()] == [((0, 100),)]
+        assert inbox.guard.new(connection, batch) == []
+        assert [one.partition for one in inbox.guard.rewind(connection, "test", "test", to=20)] == [0]
+    assert rows_of(inbox, "applied_marks") == 0
+    with inbox.transaction() as connection:
+        assert [one.offset for one in inbox.guard.new(connection, batch)] == [*range(20, 100)]
+
+
+def test_an_inbox_goes_on_where_a_guard_was(inbox: Database) -> None:
+    with inbox.transaction() as connection:
+        assert Guard().new(connection, [payment(0), payment(1)])
+    assert apply(inbox, payment(1), payment(2)) == [2]
+
+
+def test_the_key_of_a_message_is_its_own() -> None:
+    one, again, next_ = make_message(offset=3), make_message(offset=3), make_message(offset=4)
+    assert one.idempotency_key == again.idempotency_key != next_.idempotency_key
+    assert one.idempotency_key.startswith("test/test/")
+    assert one.idempotency_key.endswith("/0/3")
+
+
 # --- the guide's program, killed
 
 
-def test_the_guide_applies_each_message_once_whatever_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["guard", "inbox"])
+def test_the_guide_applies_each_message_once_whatever_ends(name: str, tmp_path: Path) -> None:
     """Two kills and a stop; by the thousand: python -m tests.support.transaction_kills."""
     with Broker(topics={"__marshal": 16, transaction_kills.TOPIC: 4}) as broker:
         ends = [int(signal.SIGKILL), int(signal.SIGTERM), int(signal.SIGKILL)]
-        count = transaction_kills.run(broker.bootstrap_servers, tmp_path, 400, ends, 2, seed=1)
+        count = transaction_kills.run(broker.bootstrap_servers, tmp_path, 400, ends, 2, seed=1, name=name)
     assert count == (400, 0, 0)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import signal
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.support import key_order
+from tests.support import key_order, transaction_kills
 from tests.support.kafka import Cluster
 
 
@@ -14,3 +17,14 @@ from tests.support.kafka import Cluster
 def test_the_order_per_key_survives_every_change(kafka: Cluster, tmp_path: Path) -> None:
     """Three processes of 16 workers; two joins, crashes, step-downs, drops, stops and freezes in turn."""
     assert key_order.run(kafka.bootstrap, tmp_path, 24_000, 12, pending=1, workers=16, seed=2) == 0
+
+
+@pytest.mark.proof
+def test_each_payment_takes_effect_once(kafka: Cluster, tmp_path: Path) -> None:
+    """30,000 payments, three processes of 16 workers with an inbox; 20 kills and 4 stops in the midst of their work."""
+    topic = NewTopic(transaction_kills.TOPIC, transaction_kills.PARTITIONS, 1)
+    AdminClient({"bootstrap.servers": kafka.bootstrap}).create_topics([topic])[topic.topic].result(60)
+    ends = [int(signal.SIGKILL)] * 20 + [int(signal.SIGTERM)] * 4
+    random.Random(1).shuffle(ends)
+    count = transaction_kills.run(kafka.bootstrap, tmp_path, 30_000, ends, 3, seed=1, name="inbox")
+    assert count == (30_000, 0, 0)

@@ -360,12 +360,22 @@ def in_parallel(at: Place) -> None:
     assert at.acked() == MESSAGES
 
 
+@guide("docs/process.md", 2)
+def each_effect_once_in_parallel(at: Place) -> None:
+    """A process, which a signal ends."""
+    _each_effect_once(at, "docs/process.md", 2)
+
+
 @guide("docs/acks.md", 6)
 def each_effect_once(at: Place) -> None:
     """A process, which a signal ends."""
+    _each_effect_once(at, "docs/acks.md", 6)
+
+
+def _each_effect_once(at: Place, page: str, number: int) -> None:
     at.fill(2)
     path = at.folder / "shop.db"
-    (at.folder / "shop.py").write_text(at.block("docs/acks.md", 6), encoding="utf-8")
+    (at.folder / "shop.py").write_text(at.block(page, number), encoding="utf-8")
 
     def stored() -> list[tuple[str, bytes]]:
         with closing(sqlite3.connect(path, timeout=DEADLINE_S)) as database:

@@ -1,8 +1,10 @@
-"""Processes of one group run the program of docs/acks.md and are killed and stopped all the time.
+"""Processes of one group run a program of the guide and are killed and stopped all the time.
 
     python -m tests.support.transaction_kills --messages 30000 --kills 20 --stops 4 --processes 3 --seed 1
     python -m tests.support.transaction_kills --database postgresql
+    python -m tests.support.transaction_kills --program inbox
 
+The program is that of docs/acks.md with a guard, or that of docs/process.md with an inbox and handlers in parallel.
 On an Apache Kafka with its default settings, and SQLite unless it says otherwise. Messages are produced in equal
 shares, one for each end. When a quarter of a share has taken effect, one of the processes, drawn from the seed, ends in
 the midst of it by kill -9 or by SIGTERM, and another one starts. The next share comes when all before it is in the
@@ -37,7 +39,10 @@ from tests.support import postgres
 from tests.support.kafka import start_cluster
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-GUIDE: Final = ROOT / "docs" / "acks.md"
+PROGRAMS: Final = {  # the page of each, and the heading before it
+    "guard": ("docs/acks.md", "## Each effect once"),
+    "inbox": ("docs/process.md", "### Each effect once"),
+}
 TOPIC: Final = "orders"
 PARTITIONS: Final = 6
 ENDS_S: Final = 300.0  # after the last end everything is in the table within this
@@ -48,6 +53,7 @@ ON_POSTGRES: Final = (
     ("import sqlite3", "import psycopg"),
     ('sqlite3.connect("shop.db", timeout=30)', "psycopg.connect(URL)"),
     ("with database:", "with database.transaction():"),
+    (") as database, database:", ") as database, database.transaction():"),
     ("value BLOB", "value BYTEA"),
     ("VALUES (?, ?)", "VALUES (%s, %s)"),
 )
@@ -89,8 +95,9 @@ class Postgres:
 
     def program(self, code: str) -> str:
         for there, here in ON_POSTGRES:
-            assert there in code, f"the guide's program has no {there}"
             code = code.replace(there, here)
+        assert "sqlite" not in code
+        assert "?" not in code
         return code.replace("URL", repr(self._url))
 
     def ids(self) -> list[str]:
@@ -102,9 +109,10 @@ class Postgres:
                 return []
 
 
-def program(servers: str) -> str:
-    """The guide's first program, for a cluster elsewhere."""
-    [first, *_] = re.findall(r"```python\n(.*?)```", GUIDE.read_text().partition("## Each effect once")[2], re.DOTALL)
+def program(servers: str, name: str) -> str:
+    """The first program behind the heading, for a cluster elsewhere."""
+    page, heading = PROGRAMS[name]
+    [first, *_] = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text().partition(heading)[2], re.DOTALL)
     return str(first).replace("localhost:9092", servers)
 
 
@@ -131,10 +139,11 @@ def run(
     seed: int,
     say: Callable[[str], object] = print,
     database: Sqlite | Postgres | None = None,
+    name: str = "guard",
 ) -> Count:
     """`ends`: a signal per end, one for each share of the messages. The topic exists and is empty."""
     database = database or Sqlite(folder)
-    dice, code = Random(seed), database.program(program(servers))
+    dice, code = Random(seed), database.program(program(servers, name))
     running: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:
@@ -185,9 +194,8 @@ def main(arguments: Any) -> int:
         database = Postgres(stack.enter_context(postgres.server())) if arguments.database == "postgresql" else None
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
         admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(60)
-        count = run(
-            cluster.bootstrap, folder, arguments.messages, ends, arguments.processes, arguments.seed, database=database
-        )
+        shape = (arguments.messages, ends, arguments.processes, arguments.seed)
+        count = run(cluster.bootstrap, folder, *shape, database=database, name=arguments.program)
     print(json.dumps({**count._asdict(), **vars(arguments)}))
     return 1 if count.missing or count.doubled else 0
 
@@ -196,5 +204,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("messages", 30_000), ("kills", 20), ("stops", 4), ("processes", 3), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--program", choices=[*PROGRAMS], default="guard")
     parser.add_argument("--database", choices=["sqlite", "postgresql"], default="sqlite")
     raise SystemExit(main(parser.parse_args()))

@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, NoReturn, SupportsIndex, cast, overload
 from msgspec import Struct, structs
 
 from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked, Delivered, DeliveryContext
+from marshal_py.client.values.finished import source_of
 from marshal_py.client.values.requests import check_timeout, payload_bytes
 from marshal_py.errors import DeserializationFailed, InvalidOption, MessageNotPickled
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
@@ -90,6 +91,15 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
     def topic_id(self) -> str:
         """Returns Kafka's id of the topic; "" if the cluster gives none. A topic that was recreated has another id."""
         return self._delivered.claim.topic_id
+
+    @property
+    def idempotency_key(self) -> str:
+        """Returns a text that names the message for good, for a service that takes each key once.
+
+        It is the same at each delivery and for each owner; another group has another one.
+        """
+        source = source_of(self.topic, self.partition, self.topic_id, str(self.token))
+        return f"{self.group}/{source.topic}/{source.topic_id}/{source.partition}/{self.offset}"
 
     @property
     def revoking(self) -> bool:
@@ -469,6 +479,14 @@ def delivered_by(one: Message[Any, Any] | Part[Any, Any] | Batch[Any, Any], cont
 def claim_of(message: Message[Any, Any]) -> Claim:
     """Returns the claim under which a message was delivered."""
     return message._delivered.claim
+
+
+def position_of(message: Message[Any, Any]) -> int:
+    """Returns the position of the message's partition: all below it is finished."""
+    claim = message._delivered.claim
+    with message._delivered.context.lock:
+        claim.settle()
+        return claim.position()
 
 
 def raw_key(message: Message[Any, Any]) -> bytes | None:
