@@ -26,14 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported
 )
 
 from marshal_py import Consumer, TopicPartition, connect
-from marshal_py.errors import (
-    HistoryTruncated,
-    KafkaGroupIsLive,
-    LogGap,
-    MarshalError,
-    TopicRecreated,
-    WrongTopicSetting,
-)
+from marshal_py.errors import HistoryTruncated, KafkaGroupIsLive, LogGap, MarshalError, TopicRecreated
 from marshal_py.transport.kafka import KafkaTransport
 from tests.support import conformance
 from tests.support.conformance import DEADLINE_S, KafkaRig, Rig, until
@@ -49,10 +42,10 @@ class ApacheRig(KafkaRig):
 
     def topic(self, partitions: int = 1) -> str:
         name = f"c-{uuid.uuid4().hex[:12]}"
-        self._create(name, partitions, {"retention.ms": "-1"})
+        self.create(name, partitions, {"retention.ms": "-1"})
         return name
 
-    def _create(self, name: str, partitions: int, config: dict[str, str], replicas: int = -1) -> None:
+    def create(self, name: str, partitions: int, config: dict[str, str], replicas: int = -1) -> None:
         new = NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=config)
         self.admin.create_topics([new])[name].result(DEADLINE_S)
         until(lambda: self._usable(name, partitions), f"{name} has leaders")
@@ -68,7 +61,7 @@ class ApacheRig(KafkaRig):
     def recreate(self, topic: str, partitions: int) -> None:
         self.admin.delete_topics([topic])[topic].result(DEADLINE_S)
         until(lambda: topic not in self.admin.list_topics(timeout=DEADLINE_S).topics, f"{topic} is gone")
-        self._create(topic, partitions, {})
+        self.create(topic, partitions, {})
 
     def grow(self, topic: str, partitions: int) -> None:
         self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(DEADLINE_S)
@@ -154,35 +147,13 @@ class TestCannotCreate(conformance.CannotCreatePromises):
             self.refuses_with_the_command_that_fixes_it(KafkaTransport(cluster.bootstrap, DEADLINE_S), "__marshal")
 
 
-def test_three_brokers_must_be_safe_ones(kafka3: Cluster) -> None:
-    """L1: with three brokers the topic gets safe settings; an error names the setting of one that is not safe."""
-    rig = ApacheRig(kafka3.bootstrap)
-    admin = rig.transport().admin()
-    made = f"made-{uuid.uuid4().hex[:12]}"
-    assert admin.prepare_coordination(made, 2) == 2
-    settings = admin.settings(made)
-    assert (settings["min.insync.replicas"], settings["unclean.leader.election.enable"]) == ("2", "false")
-
-    for setting, value in (("min.insync.replicas", "1"), ("unclean.leader.election.enable", "true")):
-        name = f"bad-{uuid.uuid4().hex[:12]}"
-        rig._create(name, 1, {"retention.ms": "-1", setting: value}, replicas=3)
-        with pytest.raises(WrongTopicSetting) as raised:
-            admin.prepare_coordination(name, 1)
-        assert (raised.value.setting, raised.value.value) == (setting, value)
-
-    lonely = f"lonely-{uuid.uuid4().hex[:12]}"
-    rig._create(lonely, 1, {"retention.ms": "-1", "min.insync.replicas": "1"}, replicas=1)
-    with pytest.raises(WrongTopicSetting, match="replication factor=1"):
-        admin.prepare_coordination(lonely, 1)
-
-
 # --- clients, under events that only a real cluster can cause
 
 
 def coordination(rig: ApacheRig) -> str:
     """Creates a coordination topic for this test alone."""
     name = f"coordination-{uuid.uuid4().hex[:12]}"
-    rig._create(name, 1, {"retention.ms": "-1"})
+    rig.create(name, 1, {"retention.ms": "-1"})
     return name
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from datetime import UTC, datetime
 
@@ -18,7 +17,7 @@ from marshal_py.topics.topic import Topic
 from marshal_py.transport.kafka import KafkaTransport
 from tests.cli.shell import Shell
 from tests.support import direct_get_examples
-from tests.support.kafka import Cluster, TopicFactory
+from tests.support.kafka import Cluster
 
 DEADLINE_S = 60
 
@@ -165,33 +164,3 @@ def test_the_examples_of_the_seed(kafka: Cluster) -> None:
     for example in direct_get_examples.EXAMPLES:
         direct_get_examples.answers(shell, topic, example)
     direct_get_examples.refuses_a_payload(shell, topic)
-
-
-def test_the_nearest_replica_answers(kafka3: Cluster, topic: TopicFactory) -> None:
-    """ADR-31: The JetStream Direct Get feature enables all stream peers (R>1), not just the stream leader, to respond
-    to stream read calls.
-
-    Direct Get does not assure read-after-write coherency. Here it does: the replica is waited for until it has what the
-    leader had. librdkafka's statistics name the broker from which it fetches: with `client.rack` the one of that rack.
-    """
-    name = topic(cluster=kafka3)
-    producer = Producer({"bootstrap.servers": kafka3.bootstrap})
-    producer.produce(name, b"v", b"k")
-    assert producer.flush(DEADLINE_S) == 0
-    admin = AdminClient({"bootstrap.servers": kafka3.bootstrap})
-    leader = admin.list_topics(name, timeout=DEADLINE_S).topics[name].partitions[0].leader
-    near, fetched_from = leader % 3 + 1, set[int]()
-
-    def note(text: str) -> None:
-        partitions = json.loads(text)["topics"].get(name, {}).get("partitions", {})
-        fetched_from.update(each["broker"] for number, each in partitions.items() if number == "0")
-
-    given = {"bootstrap.servers": kafka3.bootstrap, "client.rack": f"rack-{near}"}
-    source = Topic(KafkaTransport({**given, "statistics.interval.ms": 50, "stats_cb": note}, DEADLINE_S), name)
-    deadline = time.monotonic() + DEADLINE_S
-    try:
-        while near not in fetched_from:
-            assert source["k"].value == b"v"
-            assert time.monotonic() < deadline, f"fetched from {fetched_from}, led by {leader}"
-    finally:
-        source.close()

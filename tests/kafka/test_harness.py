@@ -81,33 +81,6 @@ def test_describe_configs_answers_what_the_topic_was_made_with(kafka: Cluster, t
     assert len(admin.list_topics(name, timeout=DEADLINE_S).topics[name].partitions) == 2
 
 
-@pytest.mark.node_control
-def test_three_nodes_keep_what_was_acknowledged_when_the_leader_dies(kafka3: Cluster, topic: TopicFactory) -> None:
-    name = topic(cluster=kafka3)
-    write(kafka3, name, numbered(0, 100))
-    lost = leader_of(kafka3, name)
-    kafka3.kill(lost)
-    write(kafka3, name, numbered(100, 200))
-    assert leader_of(kafka3, name) != lost
-    kafka3.restart(lost)
-    assert brokers_seen_by(kafka3.bootstrap.split(",")[lost - 1]) == {1, 2, 3}
-    assert read(kafka3, name, 200) == numbered(0, 200)
-
-
-@pytest.mark.node_control
-def test_a_frozen_node_is_left_out_and_taken_back(kafka3: Cluster, topic: TopicFactory) -> None:
-    name = topic(cluster=kafka3)
-    frozen = leader_of(kafka3, name)
-    witness = kafka3.bootstrap.split(",")[frozen % 3]  # The next node: address i-1 is node i.
-    kafka3.stop(frozen)
-    wait_until(lambda: brokers_seen_by(witness) == {1, 2, 3} - {frozen}, DEADLINE_S, "the frozen node is left out")
-    assert brokers_seen_by(kafka3.bootstrap.split(",")[frozen - 1]) == set(), "a frozen node must not answer"
-    write(kafka3, name, numbered(0, 10))
-    kafka3.cont(frozen)
-    wait_until(lambda: brokers_seen_by(witness) == {1, 2, 3}, DEADLINE_S, "the frozen node is taken back")
-    assert read(kafka3, name, 10) == numbered(0, 10)
-
-
 def test_controls_refuse_nodes_that_are_not_there_or_not_ours() -> None:
     with pytest.raises(KafkaUnavailable, match="not ours"):
         Cluster("127.0.0.1:1", 1, "external").kill(1)

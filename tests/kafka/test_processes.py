@@ -369,28 +369,3 @@ def test_a_mixed_run(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario
                 run.start_worker(victim)
                 run.await_joined(victim)
     passed(run.finish(takeovers=takeovers * 4 // 5, deliveries=deliveries // 5))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Three brokers. Last, because the cluster lives until the end of the file
-
-
-@pytest.mark.node_control
-def test_the_leader_of_the_groups_log_dies(kafka3: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
-    run = scenario(kafka3, [topic(4, cluster=kafka3)])
-    opened(run, 3, 4)
-    for _ in range(2):
-        log = run.recorder.log_of(run.group)
-        assert log is not None
-        admin = AdminClient({"bootstrap.servers": kafka3.bootstrap})
-        described = admin.list_topics(run.coordination_topic, timeout=ADMIN_TIMEOUT_S).topics[run.coordination_topic]
-        leader = described.partitions[log].leader
-        run.record_fault("broker_kill", str(leader))
-        kafka3.kill(leader)
-        run.await_begun(200)
-        kafka3.restart(leader)
-        run.record_fault("broker_up", str(leader))
-        run.await_begun(100)
-    epochs = {record.leader_epoch for record in run.recorder.logs[log]}
-    passed(run.finish(deliveries=500))
-    assert len(epochs) > 1, "the log had only one leader, so the test shows nothing"

@@ -42,10 +42,12 @@ def test_a_topic_from_its_creation_to_its_end(kafka: Cluster) -> None:
         topic.close()
 
 
-@pytest.mark.parametrize("nodes", ["kafka", "kafka3"])
-def test_what_was_created_can_be_used_at_once(request: pytest.FixtureRequest, nodes: str) -> None:
-    """The controller answers before the brokers know a new topic, each of them at a time of its own."""
-    cluster: Cluster = request.getfixturevalue(nodes)
+def test_what_was_created_can_be_used_at_once(kafka: Cluster) -> None:
+    """test_three_brokers.py does so where each broker knows a new topic at a time of its own."""
+    create_and_use(kafka)
+
+
+def create_and_use(cluster: Cluster) -> None:
     mark = time.time_ns()
     with marshal_py.connect(cluster.bootstrap, coordination_topic=f"made-{mark}-m") as marshal:
         for number in range(10):
