@@ -31,7 +31,10 @@ CLAIMS_LESS = frozenset({"revival"})  # models in whose bounds next to nothing i
 SMALLER: dict[str, dict[str, int]] = {
     "at-most-once": {"records": 5},
     "join-leave": {"records": 5},
-    "duplicates-at-most-once": {"in_flight": 2},
+    "duplicates-at-most-once": {"records": 4, "in_flight": 2},
+    "stranger": {"in_flight": 3},
+    "greedy": {"records": 4},
+    "blocks-mappings": {"records": 3},
     "give-back-move": {"in_flight": 2},
     "give-back-twin": {"in_flight": 2},
 }
