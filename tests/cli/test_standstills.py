@@ -17,6 +17,7 @@ from marshal_py import GroupConfig
 from marshal_py.admin.examination import Examination
 from marshal_py.cli import doctor, groups, options
 from marshal_py.client.consumer import Consumer
+from marshal_py.client.driver import loop
 from marshal_py.client.exporter import Collector
 from marshal_py.errors import GroupOpaque
 from marshal_py.log import observer as observing
@@ -165,10 +166,13 @@ def parked(cluster: MemoryCluster) -> Iterator[Scene]:
 
 @contextmanager
 def topic_gone(cluster: MemoryCluster) -> Iterator[Scene]:
-    consumer = _owner(cluster)
-    cluster.broker.delete_topic(TOPIC)
-    cluster.run_until(lambda: consumer._driver.topic_watch.missing)
-    yield Scene(cluster, consumer)
+    """The process looks topics up by the clock of the machine; ten seconds apart would be a wait of ten seconds."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loop, "METADATA_S", 0.05)
+        consumer = _owner(cluster)
+        cluster.broker.delete_topic(TOPIC)
+        cluster.run_until(lambda: consumer._driver.topic_watch.missing)
+        yield Scene(cluster, consumer)
 
 
 @contextmanager

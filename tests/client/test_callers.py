@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 import marshal_py
 from marshal_py import GroupConfig, Marshal, TopicPartition, aio
+from marshal_py.client.driver import loop
 from marshal_py.errors import (
     AuthenticationFailed,
     CallerError,
@@ -193,8 +194,11 @@ def test_a_start_of_a_partition_that_does_not_exist(marshal: Marshal, topics: li
         planner.ranges.ends_at('{"t": {"0": 0, "7": 5}}')
 
 
-def test_a_start_of_a_partition_that_a_later_topic_does_not_have(memory: MemoryTestCluster) -> None:
+def test_a_start_of_a_partition_that_a_later_topic_does_not_have(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A topic that a pattern matches later: the consumer ends, because its start cannot be."""
+    monkeypatch.setattr(loop, "METADATA_S", 0.1)
     memory.create("later-0", 1)
     start = '{"later-0": {"0": 0}, "later-1": {"0": 0, "7": 5}}'
     with memory.connect() as marshal, marshal.consumer("g", ["^later-.$"], start=start) as consumer:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import pytest
 
 from marshal_py import Consumer
+from marshal_py.protocol.member import member_state
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import ReleasingPartition
 from tests.support.client_fixtures import MemoryTestCluster, collect, joined, until
 
 MODES = pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 MESSAGES, SKIPPED = 3, 5
+
+
+@pytest.fixture(autouse=True)
+def _copies_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test waits for the copy of a position; five seconds apart they would wait for nothing else."""
+    monkeypatch.setattr(member_state, "MIRROR_MS", 50)
 
 
 @pytest.fixture
