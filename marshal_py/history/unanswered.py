@@ -1,31 +1,42 @@
 """Finds partitions whose owner has messages in handlers and finishes none, by the heartbeats that say so. Pure.
 
-An owner reports the position and what its handlers have whenever that changes. If handlers have messages and the
-position stands still, the message at the position has had no answer since the first heartbeat that told of it. If no
-position of an owner moves, it finishes nothing.
+An owner reports how far its handlers are and what they have whenever that changes. If handlers have messages and get no
+further, the message there has had no answer since the first heartbeat that told of it. If an owner gets no further in
+any partition, it finishes nothing.
+
+How far handlers are is the position; in at-most-once mode, where grants move the position, it is the floor (F2.3).
 """
 
 from __future__ import annotations
 
 from marshal_py.protocol.fold.rationalizer import Verdict
-from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.fold.world import Group, Partition
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.protocol.wire.records import ClaimingPartition, Heartbeat
+from marshal_py.protocol.wire.records import AT_MOST_ONCE, ClaimingPartition, Heartbeat, SeekingPartition
+
+
+def handled_to(group: Group, partition: Partition) -> int:
+    """Returns the offset up to which the handlers of a partition's owner are done, as far as the log says."""
+    return partition.floor if group.mode == AT_MOST_ONCE else partition.position
 
 
 class Unanswered:
-    """Keeps, for the partitions of one log, since when their positions stand still while handlers have messages."""
+    """Keeps, for the partitions of one log, since when handlers have messages and get no further."""
 
     def __init__(self) -> None:
         self._first_ms = 0  # timestamp of the first record that was read
-        self._since: dict[tuple[str, TopicPartition], tuple[int, int, int]] = {}  # (epoch, position, ms since 1970)
+        self._since: dict[tuple[str, TopicPartition], tuple[int, int, int]] = {}  # (epoch, how far, ms since 1970)
         self._finished: dict[tuple[str, TopicPartition], tuple[int, int, bytes, int]] = {}  # with the progress above it
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:
         """Notes what a folded record says. `group`: its group after the record. `time_ms`: its timestamp."""
         self._first_ms = self._first_ms or time_ms
         record = verdict.record
-        if group is None or not verdict.accepted or not isinstance(record, Heartbeat | ClaimingPartition):
+        if (
+            group is None
+            or not verdict.accepted
+            or not isinstance(record, Heartbeat | ClaimingPartition | SeekingPartition)
+        ):
             return
         epochs = [entry.epoch for entry in record.claims] if isinstance(record, Heartbeat) else [verdict.offset]
         for epoch in epochs:
@@ -33,13 +44,14 @@ class Unanswered:
             if partition is None:
                 continue
             key = group.name, partition.tp
-            now = epoch, partition.position, partition.progress
+            done = handled_to(group, partition)
+            now = epoch, done, partition.progress
             if self._finished.get(key, (0, 0, b"", 0))[:3] != now:
                 self._finished[key] = *now, time_ms
             if not partition.in_flight:
                 self._since.pop(key, None)
-            elif self._since.get(key, (0, 0, 0))[:2] != (epoch, partition.position):
-                self._since[key] = epoch, partition.position, time_ms
+            elif self._since.get(key, (0, 0, 0))[:2] != (epoch, done):
+                self._since[key] = epoch, done, time_ms
 
     def since(self, group: Group) -> dict[TopicPartition, int]:
         """Returns since when no message of a partition was finished, in ms since 1970, where handlers have some. If it
@@ -48,7 +60,7 @@ class Unanswered:
         for partition in group.claims.values():
             if partition.tp.partition >= 0 and partition.in_flight:
                 kept = self._since.get((group.name, partition.tp))
-                same = kept is not None and kept[:2] == (partition.epoch, partition.position)
+                same = kept is not None and kept[:2] == (partition.epoch, handled_to(group, partition))
                 found[partition.tp] = kept[2] if kept is not None and same else self._first_ms
         return {tp: since_ms for tp, since_ms in found.items() if since_ms}
 
@@ -58,7 +70,7 @@ class Unanswered:
         last: dict[int, int] = {}
         for epoch, partition in group.claims.items():
             kept = self._finished.get((group.name, partition.tp))
-            same = kept is not None and kept[:3] == (epoch, partition.position, partition.progress)
+            same = kept is not None and kept[:3] == (epoch, handled_to(group, partition), partition.progress)
             time_ms = kept[3] if kept is not None and same else self._first_ms
             last[partition.owner] = max(time_ms, last.get(partition.owner, 0))
         return {each.tp: last[each.owner] for each in group.claims.values() if each.tp.partition >= 0}

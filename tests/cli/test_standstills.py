@@ -332,6 +332,29 @@ def test_a_message_that_has_just_come_is_not_said_to_wait(view: str, monkeypatch
         assert f"no message of {TOPIC}:0 was finished for " in said(Scene(cluster, consumer), view, monkeypatch)
 
 
+@pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
+def test_a_consumer_that_handles_messages_does_not_hang(delivery: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In at-most-once mode grants move the position, whatever handlers do. They are as far as the floor (F2.3)."""
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 1)
+        consumer = _owner(cluster, delivery=delivery)
+        cluster.advance(60)
+        for number in range(300):
+            cluster.produce(TOPIC, b"%d" % number)
+        found = set()
+        for number in range(250):
+            message = consumer.next(5)
+            assert message is not None
+            cluster.advance(0.02)  # so long a handler needs
+            if number % 10 == 0:
+                found.add(said(Scene(cluster, consumer), "state", monkeypatch))
+            message.ack()
+        assert found == {""}
+        assert consumer.next(5) is not None
+        cluster.advance(15)
+        assert f"no message of {TOPIC}:0 was finished for 1" in said(Scene(cluster, consumer), "state", monkeypatch)
+
+
 CELLS = [
     (cause, view, SCENES[cause][1][at])
     for cause in SCENES

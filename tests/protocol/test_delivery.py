@@ -426,12 +426,16 @@ def test_what_may_be_given_back() -> None:
 
 
 def test_an_ack_does_not_say_that_the_rest_of_a_batch_is_handled() -> None:
-    """T11: what the user got is handled when it asks for more; a Release need not wait for it any longer (A3)."""
+    """T11, D4: what the user got is handled when it asks for more. Until all is acked, the handler is at work on it."""
     tracker = AtMostOnce(5)
     tracker.granted(5, 20)
     tracker.deliver(9, 0, 5)
-    tracker.acked()
+    tracker.acked(1, 70)
+    assert (tracker.in_flight, tracker.in_flight_since_ms, tracker.handled_to) == (4, 70, 5)
+    tracker.acked(4, 80)
     assert (tracker.in_flight, tracker.in_flight_since_ms, tracker.handled_to) == (0, None, 5)
+    tracker.acked(1, 90)
+    assert tracker.in_flight == 0, "acked twice"
     tracker.deliver(19, 0)
     tracker.skipped(20)
     assert tracker.handled_to == 5, "a message is in hand"

@@ -125,10 +125,10 @@ class Delivered:
             self.context.lost_acks.late(self.claim.tp)
             return self.finish_late()
 
-    def returned(self) -> None:
-        """Notes an ack in at-most-once mode, where it only says that the handler has returned."""
+    def returned(self, count: int) -> None:
+        """Notes acks in at-most-once mode, where they only say that the handler is done with so many messages."""
         if isinstance(self.claim.tracker, AtMostOnce):
-            self.claim.tracker.acked()
+            self.claim.tracker.acked(count, self.context.clock_now().mono_ms)
 
     def finish_range(self, first: int, stop: int) -> bool:
         """Acks [first, stop) of `run`; False if the claim ended before."""
@@ -138,7 +138,7 @@ class Delivered:
             if self.run is not None:
                 self.run.finish_range(first, stop)
             else:
-                self.returned()
+                self.returned(stop - first)
             return True
 
     def nak(self, first: int, messages: Sequence[RawMessage], delay_s: float | None) -> bool:

@@ -759,10 +759,11 @@ class AtMostOnce:
                 self.handled_to = to
             self.delivered_to = self.handed_to = to
 
-    def acked(self) -> None:
-        """Records an ack, so that a release need not wait. The handler may have others, so this says nothing about what
-        is handled."""
-        self.in_flight, self.in_flight_since_ms = 0, None
+    def acked(self, count: int, mono_ms: int) -> None:
+        """Records acks of `count` messages: the handler is at work on the others (D4), and if it has none left, a
+        release need not wait. What was handled is known when it asks for more."""
+        self.in_flight = max(0, self.in_flight - count)  # a message may be acked twice
+        self.in_flight_since_ms = mono_ms if self.in_flight else None
 
     def returned(self) -> None:
         """Records that the handler has finished all messages that it got, because it asked for more."""

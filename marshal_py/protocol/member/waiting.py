@@ -194,7 +194,8 @@ def _hanging(group: Group, facts: Facts) -> Iterator[Standstill]:
     by_owner: dict[tuple[int, str], dict[int, int]] = {}
     for tp, since_ms in sorted({**facts.blocked, **facts.unanswered}.items()):
         known = group.partitions.get(tp)
-        if known is not None and known.owner in group.sessions and facts.now_ms - since_ms >= HANGS_MS:
+        owned = known is not None and known.owner in group.sessions and known.owner not in facts.silent
+        if known is not None and owned and facts.now_ms - since_ms >= HANGS_MS:
             by_owner.setdefault((known.owner, tp.topic), {})[tp.partition] = since_ms
     for (owner, topic), numbers in by_owner.items():
         since_ms, client = max(numbers.values()), group.sessions[owner].join.client_id
