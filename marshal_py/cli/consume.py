@@ -18,7 +18,7 @@ from marshal_py.client.exporter import LOOPBACK, serve
 from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.messages.message import Message
 from marshal_py.client.signals import stop_on_signals
-from marshal_py.client.values import where
+from marshal_py.client.values import position_text
 from marshal_py.client.values.options import HEARTBEAT_INTERVAL_S
 from marshal_py.protocol.wire.records import PRIORITY_MAX
 
@@ -35,7 +35,9 @@ class ConsumeOptions(DecodingOptions):
     client_id: Annotated[str | None, typer.Option(help="Unique per live process; generated if left out.")] = None
     start: Annotated[
         str,
-        typer.Option(metavar="WHERE", help=f"Where to begin partitions that the group has never read: {where.RULE}."),
+        typer.Option(
+            metavar="WHERE", help=f"Where to begin partitions that the group has never read: {position_text.RULE}."
+        ),
     ] = "committed"
     heartbeat_interval: Annotated[
         float, typer.Option(metavar="SECONDS", help="A take-over takes about two of these.")
@@ -142,7 +144,7 @@ def consume(
     """
     if options.as_json and options.key_separator is not None:
         raise typer.BadParameter("--key-separator is for text: with --json the key has a field")
-    where.check_topics(options.start, topics)  # before the cluster is contacted
+    position_text.check_topics(options.start, topics)  # before the cluster is contacted
     settings, taking_part, port = options.settings(), options.of_consumer(), options.metrics_port
     with (
         output.logging_to_stderr(),

@@ -16,7 +16,7 @@ from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import ReadOptions, command, number_or_none, require_group
 from marshal_py.client.driver import divergence_report
-from marshal_py.client.values.where import EARLIEST, OFFSET, moment_ms, parse
+from marshal_py.client.values.position_text import EARLIEST, OFFSET, moment_ms, parse
 from marshal_py.errors import GroupDeleted, InvalidOption
 from marshal_py.history import explain as history
 from marshal_py.history import states

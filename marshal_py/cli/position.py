@@ -13,7 +13,7 @@ from marshal_py.admin.plans.impact import Row
 from marshal_py.admin.plans.targets import Target, target_of
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import command, number_or_none
-from marshal_py.client.values.where import RULE
+from marshal_py.client.values.position_text import RULE
 from marshal_py.errors import AdminBusy, AdminFailed, InvalidOption
 from marshal_py.protocol.wire.identity import NONE
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from marshal_py.cli import output
 from marshal_py.cli.options import CommonOptions, command
-from marshal_py.client.values.where import TIME, parse
+from marshal_py.client.values.position_text import TIME, parse
 from marshal_py.errors import InvalidOption
 from marshal_py.spark import require_spark
 

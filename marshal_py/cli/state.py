@@ -14,7 +14,7 @@ from marshal_py.admin.views.looking import Looking
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.cli import output
 from marshal_py.cli.options import NOBODY, ReadOptions, command, require_group
-from marshal_py.client.values.where import print_table
+from marshal_py.client.values.position_text import print_table
 from marshal_py.history.consumption_rate import WINDOW_MS, ConsumptionRate
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.policies import policy_named

@@ -19,7 +19,7 @@ from marshal_py.client.planner import Planner
 from marshal_py.client.ranges.ranges import PlannedClaims
 from marshal_py.client.receive.ending import Ending
 from marshal_py.client.receive.membership import Membership
-from marshal_py.client.values import where
+from marshal_py.client.values import position_text
 from marshal_py.client.values.options import ConsumerOptions, check_topics
 from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing
 from marshal_py.protocol.member import topology
@@ -125,11 +125,11 @@ class Joining:
         letters = options.dead_letter_topic
         if plans:
             options.check_planning()
-        where.check_topics(options.start, topics)
+        position_text.check_topics(options.start, topics)
         if letters is not None and has_patterns(topics):
             topics = (*topics, EXCEPT + letters)
         found = self._check(group, topics, options)
-        where.check_partitions(options.start, {topic: info.partitions for topic, info in found.items()})
+        position_text.check_partitions(options.start, {topic: info.partitions for topic, info in found.items()})
         number = route(group, self._root.partitions)
         world = loop.open_world(number, None if number == 0 else self._root, deadline)
         witness = self._wills.witness if self._wills is not None else ""

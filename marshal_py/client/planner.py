@@ -26,12 +26,13 @@ from marshal_py.client.ranges.microbatches import End, MicroBatches
 from marshal_py.client.ranges.ranges import ClaimedRange, PlannedClaims, Taken, share
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.receive.membership import WAIT_SLICE_S, Membership
-from marshal_py.client.values import where
+from marshal_py.client.values import position_text
 from marshal_py.client.values.waits import Change, Steps
 from marshal_py.errors import BatchRefused, ClaimLost, ClusterUnreachable, InvalidOption, MembersAlive, PartitionsUnread
 from marshal_py.protocol.member.advisory import UNCOMMITTED
 from marshal_py.protocol.wire import records
-from marshal_py.protocol.wire.identity import NONE, Token, TopicPartition
+from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
 
 # Heartbeat intervals: two until a dead owner's lease has ended; the rest for claims and a slow broker.
 SETTLE_INTERVALS: Final = 4.0
@@ -274,12 +275,14 @@ class RangePlanner:
         return [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
 
     def ends_at(self, until: str) -> dict[TopicPartition, int]:
-        """Returns the offset of `until` (a `start` but `committed`) in every partition. Raises as where.offsets."""
-        return where.offsets(until, "until", self._partitions(), self._context.admin, committed=self._committed_ends)
+        """Returns the offset of `until` (a `start`, not `committed`) in each partition. Raises as `offsets` does."""
+        return position_text.offsets(
+            until, "until", self._partitions(), self._context.admin, committed=self._committed_ends
+        )
 
     def ends(self) -> dict[TopicPartition, int]:
         """Returns the end offset of every partition of this consumer's topics, claimed or not."""
-        return self.ends_at(where.LATEST)
+        return self.ends_at(position_text.LATEST)
 
     def plan(self, rows_max: int | None, up_to: Mapping[TopicPartition, int] | None = None) -> list[ClaimedRange]:
         """Returns the next range of each claim that may deliver and has no range in flight. May be empty.

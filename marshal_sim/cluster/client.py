@@ -18,7 +18,8 @@ from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.driver.log_maintenance import LogMaintenance, Truncation
 from marshal_py.client.driver.turn import Turn
 from marshal_py.client.messages.acks import Delivered
-from marshal_py.client.messages.answers import Letter, LetterWriter
+from marshal_py.client.messages.answers import LetterWriter
+from marshal_py.client.messages.dead_letters import Letter
 from marshal_py.client.messages.message import Message
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.values.options import PREFETCH_BYTES, ConsumerOptions, RetentionPolicy

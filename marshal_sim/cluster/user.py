@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.messages.answers import Letter
+from marshal_py.client.messages.dead_letters import Letter
 from marshal_py.client.messages.message import Message
 from marshal_py.client.receive.ending import Ending
 from marshal_py.client.receive.receiving import Receiving

@@ -26,6 +26,7 @@ from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import Evict, Heartbeat, Record, ReleasingPartition
 from marshal_sim.exhaustive.deterministic_bytes import DeterministicBytes
+from marshal_sim.oracle.rules import EVICT_INTERVALS
 
 GROUP: Final = "g"
 TOPIC: Final = "t"
@@ -159,7 +160,7 @@ class Actor:
         Before it sends the record, it must have waited two intervals since it read the extension that the record names.
         """
         read_ms = self.read_ms.get(record.observed)
-        if read_ms is None or sent_ms - read_ms < 2 * INTERVAL_MS:
+        if read_ms is None or sent_ms - read_ms < EVICT_INTERVALS * INTERVAL_MS:
             effects.broken = f"S15: Evict of session {record.session}, whose newest sign was read at {read_ms}"
 
     def become_clone(self, number: int) -> None:

@@ -1,9 +1,9 @@
 """The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S25.
 
 It shares no code with what it judges: it uses the oracle's fold and its own model of claims, grants and pauses, and
-nothing of marshal_py.protocol. One pass folds the log (auditor_history.py); then each invariant is one function over
+nothing of marshal_py.protocol. One pass folds the log (history.py); then each invariant is one function over
 what the pass found, named by its number. The same functions judge runs in virtual time and runs of real processes; only
-the evidence and the slack for clocks and scheduling differ. auditor_liveness.py judges liveness (V1 to V9, V13 to V15).
+the evidence and the slack for clocks and scheduling differ. liveness.py judges liveness (V1 to V9, V13 to V15).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from marshal_sim.judge.messages import (
     s10_position,
 )
 from marshal_sim.judge.model import AT_LEAST_ONCE
+from marshal_sim.oracle.rules import EVICT_INTERVALS
 
 
 class Judgement(NamedTuple):
@@ -92,7 +93,7 @@ def s15_honest_wait(history: History) -> Iterator[Violation]:
     for eviction in history.evictions:
         if eviction.offset < history.evidence.inherited:
             continue  # of a dump: its clocks are unknown
-        need_ms = 2 * history.sessions[eviction.group, eviction.session].interval_ms
+        need_ms = EVICT_INTERVALS * history.sessions[eviction.group, eviction.session].interval_ms
         drift_ms = need_ms * history.slack.drift_ppm // 1_000_000
         if eviction.waited_ms < need_ms - drift_ms - history.slack.wait_ms:
             yield Violation(

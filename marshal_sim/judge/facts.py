@@ -1,4 +1,4 @@
-"""The facts that the invariants speak of, as values: claims, sessions, grants. auditor_history.py finds them."""
+"""The facts that the invariants speak of, as values: claims, sessions, grants. history.py finds them."""
 
 from __future__ import annotations
 

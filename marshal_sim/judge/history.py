@@ -1,6 +1,6 @@
 """One log, folded once by the oracle, as the facts that the invariants speak of: claims, sessions, grants, pauses.
 
-This file judges what a single record proves wrong: S1, S13, and what auditor_model.py finds (S2, S6, S10, S11, S12,
+This file judges what a single record proves wrong: S1, S13, and what model.py finds (S2, S6, S10, S11, S12,
 S15). The functions that auditor.py lists judge everything else.
 """
 

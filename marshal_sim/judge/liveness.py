@@ -21,6 +21,7 @@ from marshal_sim.judge.checkpoints import CHECKPOINT_OFFSETS
 from marshal_sim.judge.evidence import Client, Delivery, Key, Violation
 from marshal_sim.judge.facts import ClaimSpan, FinalPosition, SessionFacts
 from marshal_sim.judge.history import History
+from marshal_sim.oracle.rules import EVICT_INTERVALS
 from marshal_sim.oracle.state import Group
 
 OVERFLOW: Final = "overflow"
@@ -159,7 +160,7 @@ def v1_dead_owner(demands: Demands, history: History) -> Iterator[Violation]:
         extended = history.sessions[gone.group, gone.session].extensions[-1].offset
         silent_ms = max(gone.ms, history.evidence.read_ms[extended])
         silent_ms = silent_ms if gone.how == "killed" else min(silent_ms, gone.silent_ms)
-        due_ms = silent_ms + 2 * gone.interval_ms + 1_000 + history.slack.progress_ms
+        due_ms = silent_ms + EVICT_INTERVALS * gone.interval_ms + 1_000 + history.slack.progress_ms
         if (group := history.oracle.groups.get(gone.group)) is not None and overflows(group):
             due_ms += gone.interval_ms // 3  # those with conditions may each take another for the next owner
         if gone.how != "left" and claimed_ms > due_ms:

@@ -1,6 +1,6 @@
 """The judge of what became of each message: S5, S6, S7, S8, S9 and S10, one function each.
 
-auditor_losses.py judges messages that were granted and never delivered.
+losses.py judges messages that were granted and never delivered.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def s10_position(history: History) -> Iterator[Violation]:
     """Yields each breach of S10: a claim delivers in order; in at-least-once mode it begins at its position, without a
     gap.
 
-    Only deliveries are judged here. auditor_model.py judges the positions in the log, auditor_answers.py what was
+    Only deliveries are judged here. model.py judges the positions in the log, answers.py what was
     given back and comes again.
     """
     clones = {clone for _, _, clone in history.evidence.forks}

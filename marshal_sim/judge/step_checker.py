@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from marshal_sim.judge.claims import COVERED
 from marshal_sim.oracle.oracle import Oracle, Record, Verdict
+from marshal_sim.oracle.rules import EVICT_INTERVALS
 
 Key = tuple[str, int]  # topic, partition
 Mark = tuple[str, str, int, int, int]  # "begun" (at most once) or "finished", topic, partition, generation, offset
@@ -165,7 +166,7 @@ class Facts:
         elif self.kind == "Evict":
             known = before.extensions[fields["session"]]
             waited_ms = self.sent_ms[offset] - before.sent_ms[fields["observed"]]
-            if waited_ms < 2 * known.interval_ms:
+            if waited_ms < EVICT_INTERVALS * known.interval_ms:
                 return f"S15: session {fields['session']} is evicted {waited_ms} ms after its last sign was sent"
         elif self.kind == "SetPosition":
             for move in fields["moves"]:

@@ -17,7 +17,7 @@ from marshal_py.client.delivery.prefetch import AckWindow
 from marshal_py.client.delivery.redelivery import Redelivering, blocked, redeliveries_of
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.acks import Ack, Delivered, LostAcks
-from marshal_py.client.messages.answers import DeadLetters, Letter
+from marshal_py.client.messages.dead_letters import DeadLetters, Letter
 from marshal_py.client.messages.message import Message
 from marshal_py.client.ranges.microbatches import End, MicroBatches, Planned
 from marshal_py.client.ranges.ranges import ClaimedRange

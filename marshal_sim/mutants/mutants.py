@@ -2,7 +2,7 @@
 
 A mutant is a list of replaced attributes of marshal_py.protocol, and a bias: options that make its scenario likely.
 Production code knows nothing of mutants, and `switched_on` puts every attribute back. Their numbers are those of the
-counter-examples from which the protocol was made. mutants_fold.py has the bugs of the fold, and mutants_oracle.py the
+counter-examples from which the protocol was made. fold.py has the bugs of the fold, and oracle.py the
 same bugs for the oracle. The docstring of a replaced function says how the mutant behaves.
 """
 
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
+
+from msgspec.structs import replace
 
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
@@ -153,9 +155,7 @@ def _x27() -> list[Patch]:
         assert isinstance(record, Heartbeat)
         fresh: list[ClaimState] = [e for e in record.claims if last.get(e.epoch) != e.position]
         last.update((e.epoch, e.position) for e in fresh)
-        self.out.send.append(
-            Heartbeat(record.session, record.sequence, tuple(fresh), record.ready, record.pause, record.digest)
-        )
+        self.out.send.append(replace(record, claims=tuple(fresh)))
 
     return [(Member, "_heartbeat", heartbeat)]
 

@@ -1,4 +1,4 @@
-"""The bugs of mutants_fold.py once more, in the oracle. mutants.py alone calls this file.
+"""The bugs of fold.py once more, in the oracle. mutants.py alone calls this file.
 
 With a bug in both folds their states agree, so S1 finds nothing, and the bug counts as found only if it breaks another
 invariant. Each bug weakens the oracle as the bug of the same name weakens the shipped fold. `COUNTERPARTS` gives the

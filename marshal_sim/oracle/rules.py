@@ -14,6 +14,7 @@ from marshal_sim.oracle.wire import Record
 
 AT_LEAST_ONCE, AT_MOST_ONCE = 1, 2
 GRANT_MAX = 1_000_000
+EVICT_INTERVALS = 2  # F3.2
 
 
 def join(group: Group, fields: dict[str, Any], offset: int, body: bytes) -> str:
@@ -95,7 +96,7 @@ def evict(group: Group, fields: dict[str, Any], _offset: int, _body: bytes) -> s
         return "session"
     if fields["observed"] != session.extended:
         return "observed"
-    if fields["waited_ms"] < 2 * session.join["interval_ms"]:
+    if fields["waited_ms"] < EVICT_INTERVALS * session.join["interval_ms"]:
         return "waited"
     group.end_session(session.id)
     return ""

@@ -1,7 +1,7 @@
 """The audit of a dump: folds every record twice and checks the invariants that a log alone can show.
 
 `verify` compares both folds at every offset and all digests that the log carries (S1, S13); the auditor's own
-pass over the log (auditor_history.py) judges owners, grants, positions, pauses and moves (S2, S6, S10, S11, S12). What
+pass over the log (history.py) judges owners, grants, positions, pauses and moves (S2, S6, S10, S11, S12). What
 needs a journal of deliveries, or clocks that can be trusted, is not judged. The first violation becomes a story.
 """
 

@@ -10,7 +10,7 @@ from marshal_py.admin.plans.author import Author
 from marshal_py.admin.plans.targets import resolve, target_of
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.cli.changes import seconds
-from marshal_py.client.values.where import Facts, Point, parse, parse_fixed, print_table
+from marshal_py.client.values.position_text import Facts, Point, parse, parse_fixed, print_table
 from marshal_py.errors import InvalidOption, PositionOutOfRange
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import ReleaseGroup

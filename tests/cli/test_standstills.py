@@ -392,7 +392,7 @@ def test_the_list_of_groups_says_so_too(cause: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_where_all_is_well_no_view_says_otherwise(view: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_position_text_all_is_well_no_view_says_otherwise(view: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with MemoryCluster() as cluster:
         cluster.create_topic(TOPIC, 2)
         consumer = _owner(cluster)

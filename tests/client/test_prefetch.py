@@ -25,7 +25,7 @@ from marshal_py.client.delivery.prefetch import (
     Room,
     held_bytes,
 )
-from marshal_py.client.messages import answers as answers_module
+from marshal_py.client.messages import dead_letters
 from marshal_py.client.values.options import PREFETCH_BYTES, PREFETCH_BYTES_MAX, PREFETCH_BYTES_MIN
 from marshal_py.client.values.requests import KEYS_SAMPLED
 from marshal_py.client.values.waits import complete
@@ -507,8 +507,8 @@ def test_dead_letters_that_are_not_written_count_among_the_buffered_messages(
     cluster: OneQueueTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dead-letter topic does not answer, and every message must go there. Then it answers."""
-    monkeypatch.setattr(answers_module, "RETRY_S", 0.01)
-    monkeypatch.setattr(answers_module, "RETRY_S_MAX", 0.01)
+    monkeypatch.setattr(dead_letters, "RETRY_S", 0.01)
+    monkeypatch.setattr(dead_letters, "RETRY_S_MAX", 0.01)
     answers, write = threading.Event(), MemoryWriter.write
 
     def refuse(writer: MemoryWriter, topic: str, *rest: Any) -> None:
@@ -587,7 +587,7 @@ def test_partitions_that_have_something_share_evenly() -> None:
     assert (room.messages, room.size_bytes) == (BUFFERED_MESSAGES_MAX // 4, 500)
 
 
-def test_where_everything_is_used_up_each_has_its_share_of_all() -> None:
+def test_position_text_everything_is_used_up_each_has_its_share_of_all() -> None:
     """So that the ones that come later have room."""
     room = room_of([buffer_of(0, [1_000]), buffer_of(1, []), *(buffer_of(p, []) for p in (2, 3))])
     assert room.size_bytes == 500

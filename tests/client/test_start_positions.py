@@ -9,7 +9,7 @@ import pytest
 
 from marshal_py import Marshal, TopicPartition
 from marshal_py.client.driver import watches
-from marshal_py.client.values import where
+from marshal_py.client.values import position_text
 from marshal_py.errors import InvalidOption, KafkaGroupIsLive, MarshalError, PositionOutOfRange, TopicMissing
 from marshal_py.protocol.member import member_state
 from marshal_py.protocol.wire.identity import Instant
@@ -220,7 +220,7 @@ def test_named_offsets_and_a_partition_that_is_added(memory: MemoryTestCluster) 
 )
 def test_a_start_that_says_nothing_is_named(start: str) -> None:
     with pytest.raises(InvalidOption, match="start="):
-        where.parse(start)
+        position_text.parse(start)
 
 
 def test_a_start_of_another_topic_is_a_slip_of_the_pen(memory: MemoryTestCluster) -> None:

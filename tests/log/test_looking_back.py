@@ -135,7 +135,7 @@ def test_the_past_is_read_as_far_back_as_needed(tmp_path: Path) -> None:
             assert group.digest() == life.world.groups[GROUP].digest()
 
 
-def test_where_the_past_begins_is_said(tmp_path: Path) -> None:
+def test_position_text_the_past_begins_is_said(tmp_path: Path) -> None:
     life = Life()
     cut = life.snapshots[0]
     with observer(life.dump(tmp_path / "dump", cut)) as looking:

@@ -327,7 +327,7 @@ def test_a_stuck_handler_is_not_waited_for_while_leaving() -> None:
 # --- where a partition starts
 
 
-def test_where_a_partition_starts() -> None:
+def test_position_text_a_partition_starts() -> None:
     """D5: the log's position; else the beginning if Topology added it; else what Kafka or the reset say."""
     cluster = VirtualCluster(partitions=2)
     a = cluster.add("a")

@@ -71,7 +71,7 @@ def test_upper_and_lower_case_do_not_matter_in_names(given: dict[str, str]) -> N
         ("startingOffsets", "Earliest", "earliest"),
     ],
 )
-def test_where_a_query_begins(name: str, value: str, start: str) -> None:
+def test_position_text_a_query_begins(name: str, value: str, start: str) -> None:
     assert StreamOptions.of({**NEEDED, name: value}).consumer == {"start": start}
 
 

@@ -34,10 +34,11 @@ from marshal_py.client.values.group_config import (
 from marshal_py.errors import AdminFailed, GroupMissing
 from marshal_py.history.describe import describe
 from marshal_py.protocol.fold import rationalizer
-from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS, Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import (
     PAUSE_MS_MAX,
     Move,

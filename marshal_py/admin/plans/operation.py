@@ -16,12 +16,13 @@ from msgspec import Struct, field
 from marshal_py.admin.plans.author import BY_BYTES_MAX, Author
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.errors import AdminFailed, AdminGaveUp, GroupDeleted, GroupOpaque, InvalidOption, MarshalError
-from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS, Verdict
+from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, Session, World
 from marshal_py.protocol.member.advisory import PROBE
 from marshal_py.protocol.time.failure_detector import FailureDetector
 from marshal_py.protocol.time.liveness import Liveness
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import Evict, Note, Record
 
 INTERVAL_MS: Final = 2_000  # the heartbeat interval by which an operation waits (T2): a consumer's default

@@ -13,6 +13,7 @@ from marshal_py.admin.plans.operation import GroupContext, Operation
 from marshal_py.errors import AdminBusy, AdminFailed, InvalidOption, MarshalError
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import NONE, Instant
+from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import PAUSE_MS_MAX, ReleaseGroup
 
 DEFAULT_MS: Final = 60_000  # plus twice the longest interval: enough to evict a dead owner
@@ -199,4 +200,4 @@ def busy(context: GroupContext, group: Group, now: Instant) -> AdminBusy:
 def default_ms(group: Group | None) -> int:
     """Returns how long a pause lasts by default, in ms: a minute plus twice the longest heartbeat interval (M3)."""
     longest = max((s.join.interval_ms for s in group.sessions.values()), default=0) if group is not None else 0
-    return min(DEFAULT_MS + 2 * longest, PAUSE_MS_MAX)
+    return min(DEFAULT_MS + EVICT_INTERVALS * longest, PAUSE_MS_MAX)

@@ -12,7 +12,7 @@ from marshal_py.admin.plans.runner import OperationRunner
 from marshal_py.admin.plans.targets import Target, resolve
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_topology, find_recreated
 from marshal_py.admin.views.suggestions import suggestion
-from marshal_py.client.values.where import Facts, at_times, committed_at
+from marshal_py.client.values.position_text import Facts, at_times, committed_at
 from marshal_py.errors import AdminFailed, GroupDeleted, GroupMissing, InvalidOption, PositionOutOfRange
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import TopicPartition

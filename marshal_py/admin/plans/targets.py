@@ -1,6 +1,6 @@
 """What a move of positions names, and the offsets that it means. Pure.
 
-A target is a place (client/values/where.py) or a shift of the positions by N.
+A target is a place (client/values/position_text.py) or a shift of the positions by N.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from marshal_py.client.values.where import COMMITTED, Facts, Point, Where, offset, parse, points_of
+from marshal_py.client.values.position_text import COMMITTED, Facts, Point, Where, offset, parse, points_of
 from marshal_py.errors import InvalidOption, PositionOutOfRange
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 

@@ -26,9 +26,9 @@ from marshal_py.protocol.policy import candidate_order
 from marshal_py.protocol.policy.restricted import listed, names
 from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import BEYOND_END, LAG_UNKNOWN, MODE_NAMES, RECREATED, GroupConfig
 
-SILENT_INTERVALS: Final = 2  # then any consumer of the log evicts the session (T4, N14); if it stays, perhaps none runs
 SKEW_MS: Final = 2_000  # a smaller difference may be a record's latency
 
 
@@ -120,7 +120,7 @@ def silence(group: Group, extended_ms: Mapping[int, int], now_ms: float) -> dict
     found = {}
     for session in group.sessions.values():
         silent_ms = round(now_ms - extended_ms.get(session.id, now_ms))
-        if silent_ms > SILENT_INTERVALS * session.join.interval_ms + SKEW_MS:
+        if silent_ms > EVICT_INTERVALS * session.join.interval_ms + SKEW_MS:
             found[session.id] = silent_ms
     return found
 
@@ -273,7 +273,7 @@ def liveness(age_s: float | None, interval_s: float) -> str:
     "stale"."""
     if age_s is None:
         return "unknown"
-    return "fresh" if age_s < interval_s else "unknown" if age_s <= 2 * interval_s else "stale"
+    return "fresh" if age_s < interval_s else "unknown" if age_s <= EVICT_INTERVALS * interval_s else "stale"
 
 
 def signs(group: Group, extended_ms: Mapping[int, int], now_ms: float) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from marshal_py.errors import GroupMissing
 from marshal_py.protocol.fold.policies import KNOWN, policy_of
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.policy import candidate_order, restricted
-from marshal_py.protocol.wire.identity import NONE, PIN, Token
+from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import NONE, PIN
 
 
 def entries(group: Group, incarnation: bytes, pinned_ms: int | None) -> tuple[PriorityGroupState, ...]:

@@ -23,7 +23,7 @@ from marshal_py.client.delivery.fetched_claims import FetchedClaims
 from marshal_py.client.driver import divergence_report
 from marshal_py.client.driver.watches import PositionCopies, TopicWatch, UnservedWatch
 from marshal_py.client.ranges.ranges import PlannedClaims, Ranges, UnfetchedSource
-from marshal_py.client.values import where
+from marshal_py.client.values import position_text
 from marshal_py.client.values.info import ClaimInfo, Counters
 from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.client.values.reports import EventLog
@@ -42,7 +42,8 @@ from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.member_state import Ready, Wanted
 from marshal_py.protocol.wire import codec, records
-from marshal_py.protocol.wire.identity import NONE, Instant, Token, TopicPartition
+from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.transport.ports import Bounds, DataSource, OutOfRange
 
 EVENTS_KEPT: Final = 10_000  # advisories that the user has not asked for; the oldest are dropped first
@@ -328,8 +329,8 @@ class ConsumerDriver:
             return
         wanted = [one._replace(earliest=one.earliest or one.tp.topic in self.topic_watch.later) for one in wanted]
         try:
-            found: dict[TopicPartition, where.Begin] = yield Ask(
-                lambda: where.resolve(
+            found: dict[TopicPartition, position_text.Begin] = yield Ask(
+                lambda: position_text.resolve(
                     self.options.start, wanted, self.member.name, self.context.admin, self.context.clock.now().wall_ms
                 )
             )

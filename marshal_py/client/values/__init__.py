@@ -9,9 +9,9 @@ DOORS: Final = (
     "info",
     "keywords",
     "options",
+    "position_text",
     "reports",
     "requests",
     "retry",
     "waits",
-    "where",
 )

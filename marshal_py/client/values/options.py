@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
-from marshal_py.client.values import where
+from marshal_py.client.values import position_text
 from marshal_py.client.values.group_config import GroupConfig
 from marshal_py.client.values.info import ClaimInfo
 from marshal_py.errors import InvalidOption
@@ -97,7 +97,7 @@ class ConsumerOptions:
 
     What to read
     delivery               at_least_once     or at_most_once, where a crash loses messages and repeats none
-    start                  committed         where a group begins that has no position (client/values/where.py)
+    start                  committed         where a group begins that has no position (client/values/position_text.py)
     on_topic_recreated     fail              or earliest: goes on by itself; the group's settings come first
     key_deserializer       None              makes `message.key` of bytes; as confluent-kafka's
     value_deserializer     None              makes `message.value` of bytes
@@ -158,7 +158,7 @@ class ConsumerOptions:
     """
 
     delivery: Delivery = "at_least_once"
-    start: str = where.COMMITTED
+    start: str = position_text.COMMITTED
     on_topic_recreated: OnTopicRecreated = "fail"  # where the group's config says nothing (PROTOCOL.md D10)
     key_deserializer: Deserializer | None = None
     value_deserializer: Deserializer | None = None
@@ -190,7 +190,7 @@ class ConsumerOptions:
     def __post_init__(self) -> None:
         self._check_types()
         _one_of("delivery", self.delivery, tuple(MODES))
-        where.parse(self.start)
+        position_text.parse(self.start)
         _one_of("on_topic_recreated", self.on_topic_recreated, ON_TOPIC_RECREATED)
         if self.policy is not None:
             _one_of("policy", self.policy, OWN_POLICIES)

@@ -37,6 +37,7 @@ from marshal_py.protocol.wire.codec import (
     open_envelope,
 )
 from marshal_py.protocol.wire.identity import HASH_NAME, NONE, TopicPartition, route
+from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
@@ -296,7 +297,6 @@ def step_down(group: Group, offset: int, record: StepDown, body: bytes) -> str:
 
 
 PROTOCOL_VERSION: Final = 2
-EVICT_INTERVALS: Final = 2  # after so many of its intervals without a sign of life a session may be evicted (F3.2)
 
 _ACCEPTED: Final = Outcome.ACCEPTED  # an enum looks its members up at every use
 _REJECTED: Final = Outcome.REJECTED

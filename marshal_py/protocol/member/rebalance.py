@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtMostOnce
-from marshal_py.protocol.fold.rationalizer import EVICT_INTERVALS
 from marshal_py.protocol.fold.world import Group, Partition, Topic
 from marshal_py.protocol.member.candidacy import Candidacy, Overflow
 from marshal_py.protocol.member.divergence import DivergenceCheck
@@ -24,6 +23,7 @@ from marshal_py.protocol.member.topology import Topics
 from marshal_py.protocol.time.failure_detector import FailureDetector
 from marshal_py.protocol.time.liveness import SENT_KEPT
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
+from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
     BY_CHARS_MAX,

@@ -1,4 +1,4 @@
-"""Defines topic partitions, fencing tokens and instants, and checks names. Knows no records and reads no clock."""
+"""Defines topic partitions and instants, and checks names. Knows no records and reads no clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import mmh3
 from marshal_py.errors import InvalidName
 
 ID_BYTES_MAX = 255  # one length byte in the envelope (PROTOCOL.md 4.1)
-_TOKEN = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")  # Kafka's rule
 NONE = -1  # "no offset, no session, no partition" on the wire and in the world (PROTOCOL.md 5)
@@ -27,25 +26,6 @@ class TopicPartition(NamedTuple):
 
 
 PIN: Final = TopicPartition("", NONE)
-
-
-class Token(NamedTuple):
-    """The fencing token of a claim (PROTOCOL.md K1). A later claim's token is greater, also as a text. `incarnation`:
-    16 bytes that name the coordination topic; they change if it is created again. `epoch`: offset of the claim's
-    record."""
-
-    incarnation: bytes
-    epoch: int
-
-    def __str__(self) -> str:
-        return f"{self.incarnation.hex()}-{self.epoch:016x}"
-
-    @classmethod
-    def parse(cls, text: str) -> Token:
-        """Returns the token that `str(token)` printed. Raises InvalidName for any other text."""
-        if _TOKEN.fullmatch(text):
-            return cls(bytes.fromhex(text[:32]), int(text[33:], 16))
-        raise InvalidName("token", text, "32 hex digits, a dash, 16 hex digits")
 
 
 class Instant(NamedTuple):

@@ -17,7 +17,6 @@ from msgspec import Struct
 from marshal_py.protocol.wire.records import ClaimState, Leave, Record, ReleasingPartition, clipped
 
 DIED: Final = "died"  # how the reasons of a will's records begin
-TRY_INTERVALS: Final = 2  # how long a witness tries to publish: then others have waited long enough to evict (T4)
 
 
 class Sign(Enum):

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from marshal_py.client.values.where import OFFSET, TIME, Point, parse
+from marshal_py.client.values.position_text import OFFSET, TIME, Point, parse
 from marshal_py.errors import InvalidOption
 from marshal_py.history.tables import TABLES, Row
 from marshal_py.history.timeline import Timeline

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
-from marshal_py.client.values import where
+from marshal_py.client.values import position_text
 from marshal_py.errors import InvalidOption, TopicMissing
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.spark.stream.aliases import named_as_written, translate
@@ -77,10 +77,10 @@ class BackfillOptions(ReadOptions):
         columns = columns_of(options["columns"]) if "columns" in options else _COLUMNS
         if "token" in columns and "columns" in given:
             raise InvalidOption("columns", options["columns"], "a batch read has no claims: its rows have no token")
-        start, until = options.get("start", where.EARLIEST), options.get("until", where.LATEST)
+        start, until = options.get("start", position_text.EARLIEST), options.get("until", position_text.LATEST)
         topics = topics_of(options["topics"])
         for name, text in (("start", start), ("until", until)):
-            where.parse_fixed(text, name)
+            position_text.parse_fixed(text, name)
         return cls(
             topics=topics,
             start=start,
@@ -107,12 +107,12 @@ class BackfillReader(DataSourceReader):
         options = self.options
         committed = options.kafka.get("isolation.level", "read_committed") == "read_committed"
         tps, ids = self._partitions(admin)
-        begins = where.offsets(options.start, "start", tps, admin, committed=committed)
-        ends = where.offsets(options.until, "until", tps, admin, committed=committed)
-        until = where.parse(options.until, "until")
+        begins = position_text.offsets(options.start, "start", tps, admin, committed=committed)
+        ends = position_text.offsets(options.until, "until", tps, admin, committed=committed)
+        until = position_text.parse(options.until, "until")
         for tp in tps:
             end = until.named.get(tp, until.rest)
-            if begins[tp] > ends[tp] and end is not None and end.kind != where.LATEST:
+            if begins[tp] > ends[tp] and end is not None and end.kind != position_text.LATEST:
                 raise InvalidOption(
                     "until",
                     options.until,
@@ -136,7 +136,7 @@ class BackfillReader(DataSourceReader):
             counts[topic], ids[topic] = info.partitions, info.topic_id
         all_partitions = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
         for name, text in (("start", options.start), ("until", options.until)):
-            named = where.parse(text, name).named
+            named = position_text.parse(text, name).named
             if unknown := sorted(named.keys() - set(all_partitions)):
                 raise InvalidOption(name, text, f"{unknown[0]} is no partition of {', '.join(options.topics)}")
             if named:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
-from marshal_py.client.values import where
+from marshal_py.client.values import position_text
 from marshal_py.client.values.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_topics
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.identity import check_id
@@ -122,7 +122,7 @@ class StreamOptions(ReadOptions):
         start = ConsumerOptions(**consumer).start
         if pattern is None:
             topics = topics_of(options["topics"])
-            where.check_topics(start, topics)
+            position_text.check_topics(start, topics)
         else:
             topics = ()
             check_pattern(pattern)
