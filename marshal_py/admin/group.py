@@ -41,11 +41,11 @@ TIMEOUT_S: Final = CONNECT_TIMEOUT_S
 
 
 class Moved(NamedTuple):
-    """Says what a move of positions did, or in a dry run would do.
+    """What a move of positions did, or in a dry run would do.
 
-    `offset`: of the record that moved the positions, -1 in a dry run. `token`: of the pause that the move left in
-    place, -1 if it left none. `recreated`: topics that had been deleted and created again; the move accepts them as
-    they are now. `refused`: in a dry run, why a running pause would forbid the move; "" if it would not.
+    `offset`: of the record, -1 in a dry run. `token`: of the pause that is left in place, or -1. `recreated`: topics
+    that were deleted and created again, which the move accepts as they are now. `refused`: in a dry run, why a running
+    pause would forbid the move, or "".
     """
 
     rows: list[Row]
@@ -56,11 +56,10 @@ class Moved(NamedTuple):
 
 
 class Paused(NamedTuple):
-    """A pause in which every partition is free. `duration_s`: how long it lasts unless somebody ends or
-    renews it.
+    """A pause in which every partition is free. `duration_s`: unless somebody ends or renews it.
 
-    `released`: the partitions that had an owner before. `evicted`: the sessions that were ended because they gave no
-    sign of life for twice their heartbeat interval.
+    `released`: the partitions that had an owner. `evicted`: the sessions that were ended because they were silent for
+    twice their heartbeat interval.
     """
 
     token: int
@@ -70,11 +69,15 @@ class Paused(NamedTuple):
 
 
 class Group:
-    """Offers the operations on one group. A method may be called from any thread and returns when its operation is
-    complete.
+    """The operations on one group. Any thread may call a method, which returns when its operation is complete.
 
-    Ctrl-C while a method waits makes the method undo what it began; a second Ctrl-C, more than a second later, stops
-    it without undoing.
+    Ctrl-C makes a method undo what it began; a second one, more than a second later, stops it without undoing. Every
+    method raises GroupMissing, CoordinationError and ClusterUnreachable; what changes a group also GroupDeleted and
+    AccessDenied.
+
+    In a pause that runs already, a change raises AdminBusy, unless `token` names that pause, or `adopt` is given and
+    the same person made it on the same machine: then it works in that pause and leaves it in place. With `take_over` it
+    takes anybody's pause over and ends it; the operation that made it fails.
     """
 
     def __init__(
@@ -93,11 +96,8 @@ class Group:
 
     @contextmanager
     def connected(self) -> Iterator[Group]:
-        """Keeps the connection of the first call in this context for the next ones: each of them folds only what has
-        come since.
-
-        In the context one thread at a time may call.
-        """
+        """Keeps the first call's connection for the next ones in this context, each of which folds only what is new.
+        One thread at a time."""
         try:
             with ExitStack() as self._connections:
                 yield self
@@ -142,19 +142,13 @@ class Group:
             return overview.info(_state(runner), pause_history, now_ms, runner.incarnation, runner.pinned_ms)
 
     def pin_info(self) -> PinInfo:
-        """Returns who is pinned in a group with the policy `pinned`, the pin's id, and the standbys in their order.
-
-        Raises GroupMissing if the group has another policy.
-        """
+        """Returns who is pinned in a group with the policy `pinned`, the pin's id, and the standbys in their order."""
         with self.runner() as runner:
             return pins.info(_state(runner), runner.incarnation, runner.pinned_ms)
 
     def members(self) -> tuple[MemberInfo, ...]:
-        """Returns a description of each live session, in the order in which they are candidates for partitions.
-
-        One that has been silent for two of its intervals is still there until another consumer evicts it. Raises
-        GroupMissing, CoordinationError, ClusterUnreachable.
-        """
+        """Returns each live session, in the order in which they are candidates. One that was silent for two of its
+        intervals is there until another consumer evicts it."""
         with Observer(self._transport, self._topic, self._timeout_s) as observer:
             observer.fold(self.name)
             found = {group.name: (log, group) for log, group in observer.groups()}
@@ -164,11 +158,8 @@ class Group:
             return overview.members(group, observer.signs_of(log), observer.as_of_ms)
 
     def advisories(self, follow: bool = False) -> Iterator[Advisory]:
-        """Yields what happened to the group since its log begins; with `follow` it then waits for what happens next.
-
-        Every reader gets the same advisories. The connection is closed when the caller leaves the loop. Raises
-        CoordinationError and ClusterUnreachable.
-        """
+        """Yields what happened to the group since its log begins; with `follow` then what happens next. Every reader
+        gets the same. The connection is closed when the caller leaves the loop."""
         with closing(self._advisories(follow)) as told:
             yield from (advisory for advisory in told if advisory is not None)
 
@@ -221,17 +212,15 @@ class Group:
         watcher: Watcher | None = None,
         **settings: Any,
     ) -> int:
-        """Changes the settings that are not None; they mean what they mean in `create`. Returns the offset of the
+        """Changes the settings that are not None, which mean what they mean in `create`; returns the offset of the
         record.
 
-        "balanced", "greedy" and "own" may replace each other; any other policy is for the group's whole life, and so
-        are `max_members` and `priority_groups`. Consumers obey the new settings at once, and partitions that do not
-        move are not touched.
+        "balanced", "greedy" and "own" may replace each other; any other policy, `max_members` and `priority_groups` are
+        for the group's whole life. Consumers obey at once, and partitions that do not move are not touched.
 
-        To change `delivery`, the group is paused during the change and its consumers end with ModeMismatch: start them
-        again with the new delivery. Positions stay. `token`, `adopt` and `take_over` mean what they mean in
-        `set_position`. Raises SettingsChanged if somebody else changed the settings meanwhile, InvalidOption,
-        GroupMissing, GroupDeleted; for a change of the delivery also AdminBusy, AdminFailed and AdminGaveUp.
+        Another `delivery` pauses the group, and its consumers end with ModeMismatch: start them again with the new one.
+        Positions stay. Raises SettingsChanged if somebody else changed the settings meanwhile, InvalidOption; for
+        another delivery also AdminBusy, AdminFailed and AdminGaveUp.
         """
         wanted = _named(settings)
         if not wanted:
@@ -241,31 +230,26 @@ class Group:
     def add_members(self, *members: str, reason: str = "") -> int:
         """Adds members to the list of a partitioned group, unless they are there; returns the offset of the record.
 
-        Start a consumer of each new member first: from then on its partitions belong to it alone. Raises InvalidOption,
-        SettingsChanged, GroupMissing, GroupDeleted.
+        Start a consumer of each first: from then on its partitions belong to it alone. Raises InvalidOption,
+        SettingsChanged.
         """
         return self.change_members(with_members(members), reason)
 
     def drop_members(self, *members: str, reason: str = "") -> int:
-        """Drops members from the list of a partitioned group, if they are there; returns the offset of the record.
+        """Drops members from the list, if they are there; returns the offset of the record.
 
-        Their consumers hand their partitions over and stay in the group without any. Raises what `add_members` raises.
+        Their consumers hand their partitions over and stay in the group without any. Raises as `add_members`.
         """
         return self.change_members(without_members(members), reason)
 
     def set_mappings(self, mappings: Mapping[str, Iterable[int]], reason: str = "") -> int:
-        """Says which member has which partitions; returns the offset of the record.
-
-        The mappings replace the list of members, or the mappings, that the group has. Together they name each partition
-        below `max_members` once. Raises what `add_members` raises.
-        """
+        """Says which member has which partitions, each below `max_members` once, instead of members or mappings that
+        there are; returns the offset of the record. Raises as `add_members`."""
         return self.change_members(with_mappings(mappings), reason)
 
     def delete_mappings(self, reason: str = "") -> int:
-        """Deletes the mappings: nobody consumes until there are members or mappings again.
-
-        Returns the offset of the record. Raises what `add_members` raises.
-        """
+        """Deletes the mappings: nobody consumes until there are members or mappings again. Returns the offset of the
+        record."""
         return self.change_members(without_mappings, reason)
 
     def change_members(self, edit: Edit, reason: str = "", watcher: Watcher | None = None) -> int:
@@ -303,15 +287,12 @@ class Group:
         take_over: bool = False,
         watcher: Watcher | None = None,
     ) -> int:
-        """Makes a topic smaller for the group after Kafka's topic was created again with fewer partitions.
+        """Makes a topic smaller after Kafka's topic was created again with fewer `partitions`; the group forgets the
+        positions of the others. Returns the offset of the record.
 
-        Use it on clusters that have no topic ids. Where topics have ids, the group's log shows that the topic is
-        another one: then `shrink` raises PartitionParked, and you call `set_position`, which accepts the new topic.
-
-        Returns the offset of the record that makes the change. `partitions`: how many the topic has afterwards; the
-        group forgets the positions of the partitions with this number and above. The group is paused during the change;
-        `token`, `adopt` and `take_over` mean what they mean in `set_position`. Raises InvalidOption while Kafka's topic
-        has more than `partitions`, GroupMissing, SettingsChanged, AdminBusy, AdminFailed, AdminGaveUp.
+        For clusters without topic ids: with ids `shrink` raises PartitionParked, and `set_position` accepts the new
+        topic. The group is paused during the change. Raises InvalidOption while Kafka's topic has more partitions,
+        SettingsChanged, AdminBusy, AdminFailed, AdminGaveUp.
         """
         with self.runner() as runner:
             plan = ShrinkPlan(
@@ -322,10 +303,8 @@ class Group:
             return plan.changed_at
 
     def impact_of_shrink(self, topic: str, partitions: int) -> Impact:
-        """Returns what `shrink` would do now and, if Kafka's topic does not allow it, why not. Writes nothing.
-
-        Raises GroupMissing, InvalidOption.
-        """
+        """Returns what `shrink` would do now and, if Kafka's topic does not allow it, why not. Writes nothing. Raises
+        InvalidOption."""
 
         def judge(runner: OperationRunner) -> Impact:
             found = of_shrink(runner.context, topic, partitions)
@@ -352,15 +331,12 @@ class Group:
     ) -> Paused:
         """Pauses the group and waits until every partition is free. Its consumers continue by themselves afterwards.
 
-        Handlers have one heartbeat interval of their consumer to ack what they hold, whatever its `hand_over_timeout_s`
-        says. What is not acked then is delivered again after the pause.
+        Handlers have one heartbeat interval of their consumer, whatever its `hand_over_timeout_s`; what is not acked
+        then is delivered again after the pause.
 
         If nobody calls `resume`, the members end the pause after `duration_s` (default: 60 s plus twice the longest
-        heartbeat interval). With `keep` the call renews the pause until Ctrl-C, which ends it.
-
-        If the group is paused already, this pause replaces that one if `token` names it, if `adopt` is given and the
-        same person made it on the same machine, or if `take_over` is given; otherwise AdminBusy is raised. Raises
-        AdminGaveUp, GroupMissing, InvalidOption, CoordinationError, ClusterUnreachable.
+        heartbeat interval). With `keep` the call renews it until Ctrl-C, which ends it. A running pause that the call
+        may use is replaced by this one. Raises AdminBusy, AdminGaveUp, InvalidOption.
         """
         with self.runner() as runner:
             duration_ms = None if duration_s is None else round(duration_s * 1000)
@@ -382,11 +358,8 @@ class Group:
             return Paused(plan.token, plan.pause_lock.duration_ms / 1000, plan.drain.released, plan.drain.evicted)
 
     def resume(self, *, token: int | None = None, take_over: bool = False, reason: str = "") -> bool:
-        """Ends the running pause. Returns False if the group was not paused.
-
-        `token`: ends the pause that it names, whoever made it. `take_over`: ends any pause. If neither is given, the
-        same person must have made the pause on the same machine. Raises AdminBusy if the pause may not be ended.
-        """
+        """Ends the running pause; returns False if there was none. By the same person on the same machine, or with
+        `token` or `take_over`. Raises AdminBusy."""
         with self.runner() as runner:
             plan = ResumePlan(runner.context, token=token, take_over=take_over, reason=reason)
             runner.run(plan)
@@ -410,16 +383,13 @@ class Group:
     ) -> Moved:
         """Moves positions while the group's consumers stay up: either all that are named, or none.
 
-        `topics`: "orders" (every partition), "orders:3", or TopicPartitions. `to`: a place as for the option
-        `start`, such as "earliest", "1200", "2h ago" or "positions.csv". Raises PositionOutOfRange before anything is
-        paused, AdminBusy, AdminFailed (its `outcome`: nothing moved and nothing will, or it may still move).
+        `topics`: "orders" (every partition), "orders:3", or TopicPartitions. `to`: a place as for the option `start`,
+        such as "earliest", "1200", "2h ago" or "positions.csv". A topic that was deleted and created again is accepted
+        in the same pause, before the move; then the positions of all its partitions are forgotten, also those that are
+        not named.
 
-        A group that is paused already raises AdminBusy. With `token`, or with `adopt` for a pause of the same person on
-        the same machine, the move works in that pause and leaves it in place. With `take_over` the move takes over
-        anybody's pause and ends it; the operation that made the pause fails.
-
-        A topic that was deleted and created again is accepted in the same pause, before the move. Then the positions of
-        all its partitions are forgotten, also those that are not named.
+        Raises PositionOutOfRange before anything is paused, AdminBusy, AdminFailed (its `outcome`: nothing moved and
+        nothing will, or it may still move).
         """
         target = target_of(to, shift_by, self.name)
         with self.runner() as runner:
@@ -454,10 +424,10 @@ class Group:
     # --- sessions
 
     def step_down(self, session: int | str, reason: str = "") -> int:
-        """Makes a session the last candidate for every partition. It stays in the group.
+        """Makes a session the last candidate for every partition; it stays. Returns the offset of the record.
 
-        `session`: its number, its client id, or the member for which it works. Returns the offset of the record that
-        says so. Raises GroupMissing unless exactly one live session fits.
+        `session`: its number, its client id, or the member for which it works. Raises GroupMissing unless exactly one
+        fits.
         """
         with self.runner() as runner:
             plan = StepDownPlan(runner.context, session, reason)
@@ -467,9 +437,8 @@ class Group:
     def unpin(self, reason: str = "") -> int:
         """Ends the pin: another consumer is pinned once the handlers of this one are done. Returns its session.
 
-        It stays in the group, the last in line until the settings change; if it is alone, it gets a new pin. `reason`
-        is the text of the advisory `stepped_down`. Raises GroupMissing if nobody is pinned, or the group has another
-        policy.
+        It stays in the group, the last in line until the settings change; if it is alone, it gets a new pin. `reason`:
+        the text of the advisory `stepped_down`. Raises GroupMissing if nobody is pinned.
         """
         with self.runner() as runner:
             plan = StepDownPlan(runner.context, pins.owner(_state(runner)), reason)
@@ -477,11 +446,10 @@ class Group:
             return plan.session
 
     def evict(self, session: int | str, *, reason: str = "", watcher: Watcher | None = None) -> str:
-        """Ends a session that gives no sign of life for twice its heartbeat interval, counted from the call.
+        """Ends a session (as in `step_down`) that gives no sign of life for twice its heartbeat interval, from now on.
 
-        `session` is that of `step_down`.
-        Returns who evicted it, or how it ended otherwise: "left" if it left by itself, else "ended". Raises
-        MembersAlive if the session gives a sign of life, because a live session cannot be ended from outside.
+        Returns who evicted it, or "left" or "ended". Raises MembersAlive for a sign of life: a live session cannot be
+        ended from outside.
         """
         with self.runner() as runner:
             number = find_session(runner.context, session)
@@ -492,8 +460,8 @@ class Group:
     def delete(self, *, force: bool = False, reason: str = "", watcher: Watcher | None = None) -> bool:
         """Deletes the group and its positions. Returns False if it was deleted already. Raises MembersAlive.
 
-        `force` pauses the group and deletes it with its live consumers, which end with GroupDeleted as soon as they
-        have released what they own. If that fails, AdminBusy or AdminGaveUp is raised, and nothing is deleted.
+        `force` pauses it and deletes it with its live consumers, which end with GroupDeleted when they have released
+        what they own. If that fails, AdminBusy or AdminGaveUp is raised, and nothing is deleted.
         """
         with self.runner() as runner:
             if force:

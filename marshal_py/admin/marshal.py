@@ -85,10 +85,7 @@ class Marshal(marshal.Marshal):
     """A connection to a cluster. Made by `connect`. It is a context manager: leaving it stops its consumers."""
 
     def info(self) -> MarshalInfo:
-        """Returns the cluster's id, brokers and limits, and the versions of this library and its parts.
-
-        Raises ClusterUnreachable, ReentrantCall.
-        """
+        """Returns the cluster's id, brokers and limits, and the versions of this library and its parts."""
         self._context.check_call("Marshal", "info", waits=True)
         found = self._context.admin.describe_cluster()
         limits = {name: int(found.settings[name]) for name in BROKER_LIMITS if name in found.settings}
@@ -123,12 +120,11 @@ class Marshal(marshal.Marshal):
         key_deserializer: Deserializer | None = None,
         value_deserializer: Deserializer | None = None,
     ) -> Topic:
-        """Returns a topic, to read any of its messages from (`Topic.get`).
+        """Returns a topic, to read any of its messages from (`Topic.get`); joins no group and sends no request.
 
-        The call joins no group and sends no request. `partitioner`: which partition the topic's producers choose for a
-        key, "murmur2_random" (Java's default) or "consistent_random" (librdkafka's); by default every partition is
-        searched. `isolation`: "read_committed" or "read_uncommitted". Close the topic when it is not needed any more.
-        Raises InvalidName, InvalidOption.
+        `partitioner`: how the topic's producers choose a partition for a key, "murmur2_random" (Java's default) or
+        "consistent_random" (librdkafka's); by default every partition is searched. `isolation`: "read_committed" or
+        "read_uncommitted". Close the topic when it is not needed any more. Raises InvalidName, InvalidOption.
         """
         check_topics([name])
         return Topic(
@@ -152,10 +148,10 @@ class Marshal(marshal.Marshal):
         settings: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Topic:
-        """Creates a topic and returns it. If `replication` is None, the cluster's configured value is used.
+        """Creates a topic and returns it. `replication` None: the cluster's value. `settings`: Kafka's,
+        {"retention.ms": "60000"}.
 
-        `settings`: Kafka's topic settings, such as {"retention.ms": "60000"}. With `dry_run` Kafka checks the request
-        and creates nothing. Raises InvalidName, BadRequest, TopicExists, TopicRefused, AccessDenied,
+        With `dry_run` Kafka only checks. Raises InvalidName, BadRequest, TopicExists, TopicRefused, AccessDenied,
         ClusterUnreachable; UnsupportedPlatform on the embedded broker, whose Broker object creates topics.
         """
         admin = self._changeable(name, "create_topic")
@@ -170,11 +166,10 @@ class Marshal(marshal.Marshal):
         settings: Mapping[str, str | None] | None = None,
         dry_run: bool = False,
     ) -> None:
-        """Gives a topic more partitions, changes its settings, or both.
+        """Gives a topic more `partitions` (in all), changes its settings (None: the cluster's default), or both.
 
-        `partitions`: how many it should have in all. A setting whose value is None gets the cluster's default back.
-        Consumers see new partitions by themselves. From then on producers may send a key to another partition than
-        before. Raises what `create_topic` raises, and TopicMissing.
+        Consumers see new partitions by themselves; producers may send a key to another one than before. Raises as
+        `create_topic`, and TopicMissing.
         """
         changes.update(self._changeable(name, "update_topic"), name, partitions, settings or {}, dry_run)
 
@@ -201,39 +196,26 @@ class Marshal(marshal.Marshal):
         return self._groups("create_group").create(name, config, reason)
 
     def update_group(self, name: str, config: GroupConfig, *, reason: str = "") -> Group:
-        """Changes the settings of a group that are not None in `config`.
-
-        To change the delivery, the group is paused and its consumers end with ModeMismatch: start them again. Raises
-        what `Group.set_config` raises.
-        """
+        """Changes the settings of a group that are not None in `config`, as `Group.set_config` does."""
         return self._groups("update_group").update(name, config, reason)
 
     def create_or_update_group(self, name: str, config: GroupConfig, *, reason: str = "") -> Group:
-        """Creates a group, or changes its settings. Writes nothing if it has them already.
-
-        Raises what `create_group` and `update_group` raise, except GroupExists.
-        """
+        """Creates a group, or changes its settings; nothing if it has them. Raises as `create_group` and
+        `update_group`."""
         return self._groups("create_or_update_group").create_or_update(name, config, reason)
 
     def group(self, name: str) -> Group:
-        """Returns the operations on a group. Nothing is sent: a group that does not exist shows at the first of them.
-
-        Raises InvalidName, ReentrantCall.
-        """
+        """Returns the operations on a group. Nothing is sent: a group that does not exist shows at the first of
+        them."""
         return self._groups("group").get(name)
 
     def groups(self) -> tuple[str, ...]:
-        """Returns the sorted names of all groups that are not deleted. Reads all coordination partitions.
-
-        Raises CoordinationError, ClusterUnreachable, ReentrantCall.
-        """
+        """Returns the sorted names of all groups that are not deleted, from all coordination partitions."""
         return self._groups("groups").names()
 
     def delete_group(self, name: str, *, force: bool = False, reason: str = "") -> bool:
-        """Deletes a group and its positions. Returns False if it was deleted already. Raises what `Group.delete` does.
-
-        `force` ends live consumers first.
-        """
+        """Deletes a group and its positions, with `force` its live consumers too. Returns and raises as
+        `Group.delete`."""
         return self._groups("delete_group").delete(name, force, reason)
 
     def _groups(self, verb: str) -> Groups:

@@ -67,10 +67,8 @@ def advisories(
 
 
 def _kinds(given: list[str]) -> frozenset[str]:
-    """Returns the kinds to print; the empty set means all. `alarming` stands for all alarming kinds.
-
-    An unknown kind ends the command with exit code 2.
-    """
+    """Returns the kinds to print; the empty set means all. `alarming` stands for all alarming kinds. An unknown kind
+    ends the command with exit code 2."""
     unknown = sorted(set(given) - KINDS.keys() - {"alarming"})
     if unknown:
         raise typer.BadParameter(f"{unknown[0]!r} is no kind: alarming, {', '.join(KINDS)}")

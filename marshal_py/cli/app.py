@@ -14,11 +14,9 @@ from typer.main import get_command, get_group
 
 
 class Command(NamedTuple):
-    """Says where a command is, and what the help shows of it before that is imported.
-
-    `help`: the first sentence of its own help text. `place`: the name of a module, of a function in it, and of the
-    function's example; a group of commands is the `app` of its module.
-    """
+    """Says where a command is, and what the help shows of it before that is imported. `help`: the first sentence of its
+    own help text. `place`: the name of a module, of a function in it, and of the function's example; a group of
+    commands is the `app` of its module."""
 
     help: str
     place: str

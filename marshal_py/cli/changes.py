@@ -68,10 +68,8 @@ class DryRunOptions(CommonOptions):
     dry_run: DryRun = False
 
     def showed_dry_run(self, name: str, look: Callable[[], Impact]) -> bool:
-        """With --dry-run, prints what the command would do and returns True. Without it, returns False.
-
-        `look` returns what the command would do to the group `name`.
-        """
+        """With --dry-run, prints what the command would do and returns True. Without it, returns False. `look` returns
+        what the command would do to the group `name`."""
         if not self.dry_run:
             return False
         impact = look()
@@ -99,11 +97,9 @@ class ChangeOptions(DryRunOptions):
     yes: Yes = False
 
     def confirmed(self, name: str, look: Callable[[], Impact], question: str) -> bool:
-        """Shows what the command would do, asks `question`, and returns True if the answer is yes.
-
-        Any other answer ends the command with exit code 1. With --yes it neither shows nor asks. With --dry-run it only
-        shows, and returns False. `look` returns what the command would do to the group `name`.
-        """
+        """Shows what the command would do, asks `question`, and returns True if the answer is yes. Any other answer
+        ends the command with exit code 1. With --yes it neither shows nor asks. With --dry-run it only shows, and
+        returns False. `look` returns what the command would do to the group `name`."""
         if self.showed_dry_run(name, look):
             return False
         if not self.yes:
@@ -113,10 +109,8 @@ class ChangeOptions(DryRunOptions):
         return True
 
     def ask_about_take_over(self, group: str, take_over: bool) -> None:
-        """Asks twice before a command with --take-over continues; any answer but yes ends it with exit code 1.
-
-        Taking a pause over makes another admin's operation fail, so one hasty yes is not enough.
-        """
+        """Asks twice before a command with --take-over continues; any answer but yes ends it with exit code 1. Taking a
+        pause over makes another admin's operation fail, so one hasty yes is not enough."""
         if take_over:
             ask(f"Take the pause of {group!r} over from whoever holds it, if anybody does?", self.yes)
             ask("Their operation will fail. Do they know?", self.yes)
@@ -161,10 +155,8 @@ def ask(question: str, yes: bool) -> None:
 
 
 def mappings(given: list[str]) -> dict[str, list[int]]:
-    """Returns the partitions of each member, from texts like `m1=0,1,2`. Any other text ends in exit code 2.
-
-    Raises InvalidOption if a member is named twice.
-    """
+    """Returns the partitions of each member, from texts like `m1=0,1,2`. Any other text ends in exit code 2. Raises
+    InvalidOption if a member is named twice."""
     found: dict[str, list[int]] = {}
     for text in given:
         name, _, numbers = text.partition("=")

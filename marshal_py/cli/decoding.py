@@ -49,11 +49,9 @@ class DecodingOptions(CommonOptions):
     schema_registry: SchemaRegistry = None
 
     def deserializers(self) -> dict[str, Any]:
-        """Returns the arguments `key_deserializer` and `value_deserializer`, as consumers and topics take them.
-
-        For a name that cannot be imported or called, and for a registry that is not named, the command ends with exit
-        code 2.
-        """
+        """Returns the arguments `key_deserializer` and `value_deserializer`, as consumers and topics take them. For a
+        name that cannot be imported or called, and for a registry that is not named, the command ends with exit code
+        2."""
         of_values = self.value_deserializer or (REGISTRY if self.schema_registry is not None else None)
         found: dict[str, Any] = {}
         for name, text in (("key_deserializer", self.key_deserializer), ("value_deserializer", of_values)):

@@ -119,8 +119,7 @@ def _explain(options: ReadOptions, group: str, partition: str, cut: Cut, begin: 
 
 def _print(group: str, found: Explanation, began: str) -> None:
     """Prints what was found of a partition, in sentences. `began`: from where on the log was read, if not from its
-    beginning.
-    """
+    beginning."""
     now, partition = found.standing, f"{found.tp.topic}:{found.tp.partition}"
     owner = f"owned by {now.client_id} (session {now.owner})" if now.owner != NONE else "owned by nobody"
     position = f"position {now.position}" if now.position != NONE else "without a position"
@@ -269,10 +268,8 @@ def _reader(group: str, options: ReadOptions) -> Iterator[_Reader]:
 
 
 def _known(group: str, options: ReadOptions) -> dict[str, int]:
-    """Returns the partition count of each topic of the group, from its whole log.
-
-    Raises CommandFailed if there is no such group.
-    """
+    """Returns the partition count of each topic of the group, from its whole log. Raises CommandFailed if there is no
+    such group."""
     with options.observer() as observer:
         observer.fold(group)
         require_group(observer, group)

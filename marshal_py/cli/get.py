@@ -74,10 +74,8 @@ class GetOptions(DecodingOptions):
     ] = False
 
     def request(self, key: str | None) -> GetRequest:
-        """Returns what is asked for. `key`: the one that was named without an option.
-
-        Options that do not go together end the command with exit code 2.
-        """
+        """Returns what is asked for. `key`: the one that was named without an option. Options that do not go together
+        end the command with exit code 2."""
         asked: dict[str, Any] = {
             "offset": self.offset,
             "start_time": self.start_time,
@@ -227,10 +225,8 @@ def _readable(content: bytes) -> str:
 
 
 def _offsets(given: list[str] | None) -> int | Mapping[int, int] | None:
-    """Returns the offset of each partition, from texts like `3:120`, or the number from a text like `120` alone.
-
-    Any other text ends in exit code 2.
-    """
+    """Returns the offset of each partition, from texts like `3:120`, or the number from a text like `120` alone. Any
+    other text ends in exit code 2."""
     if given is not None and len(given) == 1 and given[0].isdigit():
         return int(given[0])
     found: dict[int, int] = {}

@@ -158,8 +158,7 @@ class UpdateOptions(SettingOptions, changes.PauseOptions):
 
     def edit(self, wanted: dict[str, Any]) -> Edit | None:
         """Returns the change of the members that was asked for, which keeps the others as they are then; None if only
-        settings were. The mappings alone replace the list of members, if the group has one.
-        """
+        settings were. The mappings alone replace the list of members, if the group has one."""
         edits = [with_members(self.added)] if self.added else []
         edits += [without_members(self.dropped)] if self.dropped else []
         edits += [without_mappings] if self.without_map else []

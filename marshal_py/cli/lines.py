@@ -88,10 +88,8 @@ def content(message: Message | StoredMessage, token: str | None = None) -> dict[
 
 
 def from_json(line: bytes, number: int) -> tuple[bytes | None, bytes | None, Headers]:
-    """Returns key, value and headers of a line that `as_json` wrote. Raises CommandFailed for any other line.
-
-    `number`: of the line, for the error.
-    """
+    """Returns key, value and headers of a line that `as_json` wrote. Raises CommandFailed for any other line. `number`:
+    of the line, for the error."""
     try:
         read = _decoder.decode(line)
         headers = [(one.name, _join("value", one.value, one.value_base64)) for one in read.headers]
@@ -105,9 +103,7 @@ def from_json(line: bytes, number: int) -> tuple[bytes | None, bytes | None, Hea
 
 def write_out(line: bytes, message: Message) -> None:
     """Writes to stdout and flushes. Raises BrokenPipeError if the reader has gone, CommandFailed if writing fails.
-
-    `message`: the message that the line shows, for the error.
-    """
+    `message`: the message that the line shows, for the error."""
     try:
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()

@@ -92,10 +92,8 @@ class CommonOptions:
         check_topics([self.coordination_topic])
 
     def settings(self) -> dict[str, Any]:
-        """Returns librdkafka's settings, from --bootstrap-servers and the file of --command-config.
-
-        --bootstrap-servers overrides the file. If nothing names a cluster, the command ends with exit code 2.
-        """
+        """Returns librdkafka's settings, from --bootstrap-servers and the file of --command-config. --bootstrap-servers
+        overrides the file. If nothing names a cluster, the command ends with exit code 2."""
         return settings_of(self.bootstrap_servers, self.command_config)
 
     def transport(self) -> KafkaTransport:
@@ -142,12 +140,10 @@ class ReadOptions(CommonOptions):
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Makes a function a command: expands its parameter `options` into single options, and reports its errors.
-
-    In the help text the function's own parameters come first, then the fields of the options' class, then those of its
-    base class. A parameter that a method of the library gets has that method's name for it, so that errors can name the
-    option instead.
-    """
+    """Makes a function a command: expands its parameter `options` into single options, and reports its errors. In the
+    help text the function's own parameters come first, then the fields of the options' class, then those of its base
+    class. A parameter that a method of the library gets has that method's name for it, so that errors can name the
+    option instead."""
     parameters = []
     hints = get_type_hints(function, include_extras=True)
     shared = hints.get(_PARAMETER)
@@ -198,10 +194,8 @@ def _names(shared: type[Any]) -> list[str]:
 
 
 def settings_of(servers: str | None, config: Path | None) -> dict[str, Any]:
-    """Returns librdkafka's settings. `servers` overrides the file `config`.
-
-    If neither names a cluster, the command ends with exit code 2.
-    """
+    """Returns librdkafka's settings. `servers` overrides the file `config`. If neither names a cluster, the command
+    ends with exit code 2."""
     settings: dict[str, Any] = {"log_level": 0}  # our errors say what librdkafka would print
     if config is not None:
         settings.update(read_properties(config))
@@ -216,10 +210,8 @@ def settings_of(servers: str | None, config: Path | None) -> dict[str, Any]:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Reads a file with `key=value` on each line. Empty lines, and lines that begin with # or !, are left out.
-
-    For any other line the command ends with exit code 2.
-    """
+    """Reads a file with `key=value` on each line. Empty lines, and lines that begin with # or !, are left out. For any
+    other line the command ends with exit code 2."""
     found = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         text = line.strip()
@@ -234,10 +226,8 @@ def read_properties(path: Path) -> dict[str, str]:
 
 def require_group(observer: Observer, group: str | None, wait: bool = False) -> None:
     """Raises CommandFailed, which suggests the nearest name, if the log that was read does not contain the group.
-
     `wait`: the caller follows the log and can wait for a group that does not exist yet, so the function prints a line
-    on stderr instead of raising.
-    """
+    on stderr instead of raising."""
     if group is None or any(found.name == group for _, found in observer.groups()):
         return
     observer.fold()  # the other logs
@@ -254,10 +244,8 @@ def since_of(text: str | None) -> int | None:
 
 
 def say_where_it_begins(observer: Observer) -> None:
-    """Says on stderr where the history begins that a command has shown, if older records were deleted, or not read.
-
-    So an answer that is empty, or short, does not look like a group in which nothing happened.
-    """
+    """Says on stderr where the history begins that a command has shown, if older records were deleted, or not read. So
+    an answer that is empty, or short, does not look like a group in which nothing happened."""
     if observer.began:
         output.say(f"the history begins in {_places(observer, observer.began)}: older records were deleted")
     if observer.stopped:

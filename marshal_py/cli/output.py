@@ -74,10 +74,8 @@ def error_reporting(options: Mapping[str, str]) -> Iterator[None]:
 
 
 def _with_options(text: str, options: Mapping[str, str]) -> str:
-    """Returns an error's text, in which options stand for arguments: `max_bytes=0` is `--max-bytes 0`.
-
-    What is in quotes stays as it is, because it is the user's.
-    """
+    """Returns an error's text, in which options stand for arguments: `max_bytes=0` is `--max-bytes 0`. What is in
+    quotes stays as it is, because it is the user's."""
 
     def named(found: re.Match[str]) -> str:
         name = found["name"]
@@ -158,10 +156,8 @@ def print_table(table: Table, to: Console | None = None) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Returns where commands print tables: a terminal wraps long values, and a pipe or file has long lines.
-
-    A name may hold anything, also what rich would take for its markup.
-    """
+    """Returns where commands print tables: a terminal wraps long values, and a pipe or file has long lines. A name may
+    hold anything, also what rich would take for its markup."""
     width = None if (sys.stderr if stderr else sys.stdout).isatty() else PIPE_WIDTH
     return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
@@ -172,8 +168,6 @@ def say(line: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Prints one JSON document on one line, flushed at once so that the next program of a pipe sees it.
-
-    A Struct becomes an object with its fields.
-    """
+    """Prints one JSON document on one line, flushed at once so that the next program of a pipe sees it. A Struct
+    becomes an object with its fields."""
     print(json.dumps(value, ensure_ascii=False, default=to_builtins), flush=True)

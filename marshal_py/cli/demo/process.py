@@ -44,10 +44,8 @@ class Task(Struct, frozen=True):
 
 
 def run_task(work: Callable[[Task, Journal], None]) -> None:
-    """Called in the child: reads the task and does it by `work`. Ends this process when the parent dies.
-
-    Writes the start of the process into the journal. If `work` raises a MarshalError, writes that too and exits with 1.
-    """
+    """Called in the child: reads the task and does it by `work`. Ends this process when the parent dies. Writes the
+    start of the process into the journal. If `work` raises a MarshalError, writes that too and exits with 1."""
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     journal = Journal(Path(task.journal))

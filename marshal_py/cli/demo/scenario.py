@@ -130,10 +130,8 @@ class DemoScenario:
             self._wait_and_poll()
 
     def _all_handled(self, ends: dict[int, int]) -> bool:
-        """Returns whether every message is handled.
-
-        In at-most-once mode dropped messages never come, so it is enough that every partition was read to its end.
-        """
+        """Returns whether every message is handled. In at-most-once mode dropped messages never come, so it is enough
+        that every partition was read to its end."""
         if self.plan.delivery == AT_MOST_ONCE:
             return all(self.totals.next_offset[partition] >= end for partition, end in ends.items())
         return len(self.totals.handled) >= sum(ends.values())

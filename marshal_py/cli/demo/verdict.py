@@ -107,10 +107,8 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
 
 def judge(totals: Totals, ends: dict[int, int], milestones: Milestones, delivery: str, seconds: float) -> Judgement:
-    """Returns the judgement on a run. `ends`: end offset of each partition after the producer has stopped.
-
-    The topic was empty before the run, so every offset below an end is a message of the run.
-    """
+    """Returns the judgement on a run. `ends`: end offset of each partition after the producer has stopped. The topic
+    was empty before the run, so every offset below an end is a message of the run."""
     produced = {(partition, offset) for partition, end in ends.items() for offset in range(end)} | totals.acknowledged
     handled = produced & totals.handled.keys()
     missing = len(produced) - len(handled)
@@ -135,10 +133,8 @@ def judge(totals: Totals, ends: dict[int, int], milestones: Milestones, delivery
 
 
 def _failover_s(totals: Totals, milestones: Milestones) -> float | None:
-    """Returns the longest time that a partition was without deliveries because its consumer was killed.
-
-    It lasts from the killed consumer's last delivery to its successor's first. None if there was no such partition.
-    """
+    """Returns the longest time that a partition was without deliveries because its consumer was killed. It lasts from
+    the killed consumer's last delivery to its successor's first. None if there was no such partition."""
     silences = []
     for handlings in totals.handlings.values():
         before = [h for h in handlings if h.at <= milestones.killed_at]
@@ -152,19 +148,15 @@ def _failover_s(totals: Totals, milestones: Milestones) -> float | None:
 
 
 def _join_gap_s(totals: Totals, milestones: Milestones) -> float | None:
-    """Returns the time from the start of the joining process, interpreter included, to its first delivery.
-
-    None if it got no message.
-    """
+    """Returns the time from the start of the joining process, interpreter included, to its first delivery. None if it
+    got no message."""
     mine = [h.at for handlings in totals.handlings.values() for h in handlings if h.worker == milestones.joiner]
     return round(min(mine) - milestones.joiner_started_at, 2) if mine else None
 
 
 def _moved_on_join(totals: Totals, milestones: Milestones) -> int:
-    """Returns how many partitions moved away from live consumers between the join and the end of production.
-
-    Partitions of the killed consumer do not count, because they had to move.
-    """
+    """Returns how many partitions moved away from live consumers between the join and the end of production. Partitions
+    of the killed consumer do not count, because they had to move."""
     moved = 0
     for partition in range(totals.partitions):
         was = totals.owner_at(partition, milestones.joiner_started_at)

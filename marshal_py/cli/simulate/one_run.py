@@ -50,10 +50,8 @@ def show_seed(seed: int, trace: bool, as_json: bool) -> None:
 
 
 def run_seed(seed: int, mutant: str | None, trace: bool, as_json: bool) -> Result:
-    """Runs one seed and returns its result. With `trace`, prints everything that happened in the run.
-
-    Without `trace` it prints, if the run violates a promise, only the story that led to the violation.
-    """
+    """Runs one seed and returns its result. With `trace`, prints everything that happened in the run. Without `trace`
+    it prints, if the run violates a promise, only the story that led to the violation."""
     from marshal_sim.tools import sweep
     from marshal_sim.tools.schedule import telling
     from marshal_sim.tools.story import story
@@ -72,10 +70,8 @@ def run_seed(seed: int, mutant: str | None, trace: bool, as_json: bool) -> Resul
 def show(
     file: Path | None, seed: int | None, mutant: str | None, asked: Asked, as_json: bool, options: Options | None = None
 ) -> None:
-    """Runs the schedule in `file`, or the one of `seed`, and shows what `asked` wants of it.
-
-    `options`: what the caller fixed, of --queries, --policy and seeds.FLAGS. Exit code 1 if the run violates a promise.
-    """
+    """Runs the schedule in `file`, or the one of `seed`, and shows what `asked` wants of it. `options`: what the caller
+    fixed, of --queries, --policy and seeds.FLAGS. Exit code 1 if the run violates a promise."""
     from marshal_sim.cluster.scenario import Options
 
     schedule, again = _wanted(file, seed, mutant)

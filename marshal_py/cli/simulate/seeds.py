@@ -35,10 +35,8 @@ def seed_range(text: str) -> range:
 
 def print_many(results: Iterable[Counted], count: int, as_json: bool, words: str = "", command: str = "run") -> None:
     """Prints the sum of the results. Ends in exit code 1 if a run violates a promise, or if nobody took over or nothing
-    was delivered in any of them.
-
-    `command`, `words`: the subcommand, and the options besides the seed, that repeat a run.
-    """
+    was delivered in any of them. `command`, `words`: the subcommand, and the options besides the seed, that repeat a
+    run."""
     from marshal_sim.tools import sweep
 
     found = sweep.total(_watched(results, count))
