@@ -21,6 +21,7 @@ from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_sim.cluster.environment import ClientEnvironment
 from marshal_sim.cluster.faults import spread
 from marshal_sim.cluster.front import Front
+from marshal_sim.cluster.handling import Handling
 from marshal_sim.cluster.process import Process
 from marshal_sim.judge.evidence import Confirmation, Delivery, Seek, Touch, UserPause
 
@@ -31,10 +32,14 @@ FRESH_INTERVALS: Final = 2  # a handler reports that it is at work for so long: 
 
 
 class HandlerCall(NamedTuple):
-    """Describes one message that a handler works on. `message` is None if nobody counts on its answer any more."""
+    """Describes one message that a handler works on. `message` is None if nobody counts on its answer any more.
+
+    `of`: the `process` whose handler it is; None for the other ways to receive.
+    """
 
     message: Message[Any, Any] | None
     delivery: Delivery
+    of: Handling | None = None
 
 
 class OtherCalls:

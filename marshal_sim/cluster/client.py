@@ -471,8 +471,8 @@ class Client(Process):
             born = call.delivery.inherited_by(clone.number)
             self.environment.delivered(born)
             clone.user.run_handler(HandlerCall(_copied(call.delivery, member, queue), born))
-        if user.held is not None and user.held[1].epoch in member.claims:
-            clone.user.begin_held(_copied(user.held[1], member, queue), user.held[1])
+        if user.held is not None and user.held.delivery.epoch in member.claims:
+            clone.user.begin_held(_copied(user.held.delivery, member, queue), user.held.delivery)
         for _, letter in user.letters:
             if letter.needed and queue.answers.letters is not None:
                 claim, run = deepcopy(letter.claim, memo), deepcopy(letter.run, memo)

@@ -70,6 +70,7 @@ class Cluster:
         self.healed = False  # every fault is over
         self.answers: bool = "answers" in scenario.kinds
         self.calls: bool = "calls" in scenario.kinds
+        self.lanes: bool = "lanes" in scenario.kinds
         self.start_latest: bool = scenario.start_latest
         self.checkpoints: dict[str, Checkpoint] = {}  # of the clients that are streaming queries, by client id
         self.keeps_snapshots: bool = "snapshots" in scenario.kinds
@@ -502,6 +503,8 @@ class Cluster:
             asking={} if branched else {client: spans for client, spans in journal.asking.items() if client in here},
             acks_pending_max=journal.acks_pending_max,
             touches=journal.touches,
+            lanes=journal.lanes,
+            follows=journal.follows,
             handler_intervals=HANDLER_TIMEOUT_INTERVALS,
             produced_ms=self.broker.produced_ms,
         )

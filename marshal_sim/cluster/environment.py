@@ -19,6 +19,7 @@ class ClientEnvironment(Environment, Protocol):
     start_latest: bool
     answers: bool
     calls: bool
+    lanes: bool
 
     def handler_ms(self, place: TopicPartition, hangs: bool = True) -> int: ...
     def delivered(self, delivery: Delivery) -> None: ...

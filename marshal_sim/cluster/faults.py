@@ -67,14 +67,16 @@ RUN_KINDS: Final = (
 # the first consumers join.
 LIFE_KINDS: Final = ("deletion",)
 LIFE_RUN_KINDS: Final = ("create_race",)
-# Kinds that happen only where they are asked for, because old seeds must stay what they are. `witness`: clients keep
+# Kinds that a caller may ask for; some seeds have those of DRAWN_RUN_KINDS without. `witness`: clients keep
 # wills; some die, and a witness publishes the will after any delay, in part or twice; others live although their
 # witness has lost sight of them (T19). `answers`, a property of the whole run: handlers give messages back and end
 # them, and there is a dead-letter topic (D14, D15). `calls`, one too: users also flush, seek, pause partitions and
 # stop, from other threads, and a thread may be stopped while the rest of its process goes on. `behind`, one too:
-# consumers release partitions on which they fall behind (D16).
+# consumers release partitions on which they fall behind (D16). `lanes`, one too: half of the consumers handle messages
+# by `process`.
 ASKED_KINDS: Final = ("witness",)
-ASKED_RUN_KINDS: Final = ("answers", "behind", "calls")
+ASKED_RUN_KINDS: Final = ("answers", "behind", "calls", "lanes")
+DRAWN_RUN_KINDS: Final = {"calls": 4, "answers": 5, "lanes": 7}  # one seed of so many has it
 # Kinds that end shortly before the healing, or take long: none begins late in a run.
 LONG_KINDS: Final = frozenset(
     {
@@ -128,6 +130,7 @@ def draw_kinds(rng: Random) -> frozenset[str]:
     # Of each group's life, by the number that is drawn already: the runs without these kinds stay what they are.
     kinds |= {"create_race"} if shape >= 0.88 else set()
     kinds |= {"deletion"} if 0.82 <= shape < 0.94 else set()
+    kinds |= {kind for kind, every in DRAWN_RUN_KINDS.items() if int(shape * 10_000) % every == 0}
     return frozenset(kinds)
 
 

@@ -27,6 +27,8 @@ CROWD: Final = 0.006  # how often a run has many clients, who read each other's 
 TOPICS: Final = ("orders", "bills")
 # Faults that take away what a run inherits from a dump, or come before anything can be inherited.
 NOT_INHERITED: Final = frozenset({"logs", "genesis_race", "recreate", "truncation", "compaction"})
+# A clone of a machine has what waits in lanes; the simulated one begins its calls again, and would have none of it.
+NOT_IN_LANES: Final = frozenset({"twin"})
 # Faults after which a group's settings, or the numbers of its members, no longer cover all partitions.
 NOT_RESTRICTED: Final = frozenset({"grow", "shrink"})
 
@@ -46,6 +48,7 @@ class Options(NamedTuple):
     witnesses: int = 0  # 1: clients have witnesses that publish their last wills (T19)
     answers: int = 0  # 1: handlers give messages back and end them, and there is a dead-letter topic (D14, D15)
     calls: int = 0  # 1: users make all other calls, too, from other threads, which may be stopped alone
+    lanes: int = 0  # 1: half of the consumers handle messages by `process`
     behind: int = 0  # 1: groups are greedy, and consumers release partitions on which they fall behind (D16)
     queries: int = 0  # so many of the first clients are streaming queries, in at-least-once mode
     policy: str = ""  # of every group
@@ -103,6 +106,7 @@ def draw(rng: Random, options: Options) -> Scenario:
     kinds = kinds | {"witness"} if options.witnesses else kinds
     kinds = kinds | {"answers"} if options.answers else kinds
     kinds = kinds | {"calls"} if options.calls else kinds
+    kinds = (kinds | {"lanes"}) - NOT_IN_LANES if options.lanes or "lanes" in kinds else kinds
     kinds = kinds | {"behind"} if options.behind else kinds
     interval_ms = options.interval_ms or INTERVALS_MS[int(rng.random() * len(INTERVALS_MS))]
     # Bugs need few actors, and small runs are fast; of the rest each order of magnitude is as likely as the others.

@@ -19,14 +19,22 @@ from marshal_sim.cluster.process import Environment, Process
 BATCH: Final = 8  # messages per fetch, and at most so many of a partition wait: few, so that claims end in mid-batch
 MESSAGE_BYTES: Final = 128  # the size of each message: so that few fill the smallest `prefetch_bytes`
 
+KEYS: Final = (b"a", b"b", b"c", None)  # few, so that messages of one key meet
+
 _messages: list[RawMessage] = []
-_value: Final = bytes(MESSAGE_BYTES)
+_values: Final = {key: bytes(MESSAGE_BYTES - len(key or b"")) for key in KEYS}
+
+
+def key_of(offset: int) -> bytes | None:
+    """Returns the key of the message at an offset of any partition. Equal keys follow each other, or come later."""
+    return KEYS[(offset * offset + 3 * offset) // 5 % len(KEYS)]
 
 
 def message_at(offset: int) -> RawMessage:
-    """Returns what stands for a message: nobody reads it, so one per offset serves all partitions."""
+    """Returns what stands for a message: nobody reads its value, so one per offset serves all partitions."""
     while len(_messages) <= offset:
-        _messages.append(MemoryMessage("", 0, len(_messages), None, _value, None, 0))
+        key = key_of(len(_messages))
+        _messages.append(MemoryMessage("", 0, len(_messages), key, _values[key], None, 0))
     return _messages[offset]
 
 

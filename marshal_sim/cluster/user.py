@@ -1,9 +1,10 @@
 """The user of one simulated consumer: which calls he makes, how long his handlers take, and what they answer.
 
 He receives in one of three ways: iteration, `fetch`, or `consume` without a handler. Each message goes to a handler at
-once; so many run side by side as he has threads. In at-most-once mode the next call says that all before is done, so he
-waits for his handlers first. A handler that has lost its claim, because it hangs, is waited for no longer. Everything
-that a handler gets and how it ends goes into the journal, which the auditor reads.
+once; so many run side by side as he has threads. Or he has them handled by `process` (handling.py). In at-most-once
+mode the next call says that all before is done, so he waits for his handlers first. A handler that has lost its claim,
+because it hangs, is waited for no longer. Everything that a handler gets and how it ends goes into the journal, which
+the auditor reads.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any, Final
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.dead_letters import Letter
-from marshal_py.client.messages.message import Message
+from marshal_py.client.messages.message import Message, claim_of
 from marshal_py.client.receive.ending import Ending
+from marshal_py.client.receive.membership import Membership
 from marshal_py.client.receive.receiving import Receiving
 from marshal_py.client.values.requests import check_consume, check_fetch
 from marshal_py.errors import MarshalError
@@ -25,6 +27,7 @@ from marshal_sim.cluster.calls import HandlerCall, OtherCalls
 from marshal_sim.cluster.environment import ClientEnvironment
 from marshal_sim.cluster.faults import spread
 from marshal_sim.cluster.front import WAITS_AT_ONCE_MAX, Call, Front
+from marshal_sim.cluster.handling import Handling, draw_settings
 from marshal_sim.cluster.process import Process
 from marshal_sim.judge.evidence import DeadLetter, Delivery, Drain, Span
 
@@ -33,6 +36,7 @@ BATCH_MAX: Final = 8  # messages per fetch, and pending ones per consume
 CONSUME_EXPIRES_S: Final = 30.0  # as long as `consume` asks by default: longer than any message may take
 NAKS: Final = 0.25  # the share of answers that give a message back
 TERMS: Final = 0.05  # the share of answers that end one
+PROCESSES: Final = 0.5  # of the users that may, the share that handles messages by `process`
 DELAY_INTERVALS: Final = 3  # the longest delay that a handler names: longer than a hand-over waits for its handlers
 
 
@@ -66,7 +70,7 @@ class User:
         self.letters: list[tuple[DeadLetter, Letter]] = []  # posted, and not known to be written
         self._number = 0
         self._messages: Iterator[Message[Any, Any]] | None = None  # of the present reservation
-        self.held: tuple[Message[Any, Any], Delivery] | None = None  # taken, and its handler has not begun
+        self.held: HandlerCall | None = None  # taken, and its handler has not begun
         self._iteration: Call | None = None
         self._began = self._in_call = self._going = self.over = False
         self._finished_since: list[Delivery] = []  # in at-most-once mode, since he last asked for more
@@ -75,6 +79,11 @@ class User:
         if environment.calls:
             self._others = OtherCalls(environment, process, driver, ending, front)
         self._acks_each: bool = environment.calls and rng.random() < 0.5  # in at-most-once mode, too
+        self._handling: Handling | None = None  # the present `process`
+        if environment.lanes and not self._at_most_once and rng.random() < PROCESSES:
+            self.way = "process"
+            self._settings = draw_settings(environment, process.number, driver)
+            self._membership = Membership(driver.context, driver, {}, ending)
 
     # --- receiving
 
@@ -91,6 +100,9 @@ class User:
         ending, interval_s = self._ending, self._options.interval_ms / 1000
         if ending.over or ending.draining or ending.must_stop():  # as a loop around `fetch` does
             self._end(None)
+            return
+        if self.way == "process":
+            self._process()
             return
         self._ask_again()
         receiving = self._receiving
@@ -111,7 +123,7 @@ class User:
             self._end(error)
             return
         for message in batch:  # all of them were delivered when the call returned
-            self._begin_handler(message, self._delivery_of(message))
+            self._begin_handler(HandlerCall(message, self._delivery_of(message)))
         self.go_on()
 
     def _reserved(self, iteration: Call, reserved: Reserved) -> None:
@@ -139,13 +151,59 @@ class User:
         self.environment.evidence.drains.append(Drain(group, self.process.number, now_ms, now_ms + 1_000 * wait_s))
         self._receiving.queue.drain()
         self._ending.drain(wait_s)
-        if self.way == "fetch" or self.over or not self._began:
+        receives = self.way != "process" or (self._handling is not None and self._handling.drain(wait_s))
+        if self.way == "fetch" or self.over or not self._began or not receives:
             self.front.begin(self._ending.finish_drain(), lambda *_: None)
+
+    # --- by `process`
+
+    def _process(self) -> None:
+        """Begins a `process`. One that ends is followed by another, as a program does after an error."""
+        environment, handling = self.environment, None
+
+        def handle(message: Message[Any, Any]) -> None:
+            self._take(message, handling)
+
+        self._handling = handling = Handling(
+            environment,
+            self.process,
+            self._membership,
+            self._receiving,
+            self.front,
+            self._settings,
+            handle,
+            self._received,
+            self._processed,
+        )
+        handling.begin()
+
+    def _received(self, error: MarshalError | None) -> None:
+        """Notes that a `process` receives no more: a drain of the consumer goes on then."""
+        if error is None and self._ending.draining:
+            self.front.begin(self._ending.finish_drain(), lambda *_: None)
+
+    def _processed(self, error: MarshalError | None) -> None:
+        """Notes that a `process` has ended."""
+        self._handling = None
+        if error is not None or self._ending.over or self._ending.draining:
+            self._end(error)
+            return
+        pause_ms = spread(self.environment.rng, 1, self._options.interval_ms)
+        self.environment.schedule(pause_ms, self.process, self._begin_again)
+
+    def _begin_again(self, _: None) -> None:
+        self._receive()
+        self.process.ran()
 
     # --- between calls
 
     def go_on(self) -> None:
         """Takes more messages if a handler is free, else waits for one."""
+        if self.way == "process":
+            if self._handling is not None:
+                self._handling.notice()
+                self._handling.work()
+            return
         if self._going:
             return  # the loop below, which is further up in the stack, continues
         self._going = True
@@ -203,23 +261,26 @@ class User:
         if spans and spans[-1].until_ms < 0:
             spans[-1].until_ms = self.environment.now_ms
 
-    def _take(self, message: Message[Any, Any]) -> None:
+    def _take(self, message: Message[Any, Any], of: Handling | None = None) -> None:
         """Begins the handler of a message. The process may be stopped before, since the gate was looked at."""
-        faults, delivery = self.environment.network_faults, self._delivery_of(message)
+        faults, call = self.environment.network_faults, HandlerCall(message, self._delivery_of(message), of)
         if thread_ms := faults.thread_ms():
-            self.held = message, delivery
-            self.environment.schedule(thread_ms, self.process, self._take_late)
+            self._hold(call)
+            self.environment.schedule(thread_ms, self.process, self._take_late, call)
         elif held_ms := faults.gate_ms():
-            self.held = message, delivery
-            self.process.held_steps.appendleft((self._take_late, None))
+            self._hold(call)
+            self.process.held_steps.appendleft((self._take_late, call))
             self.process.freeze(held_ms)
         else:
-            self._begin_handler(message, delivery)
+            self._begin_handler(call)
 
-    def _take_late(self, _: None) -> None:
-        assert self.held is not None
-        (message, delivery), self.held = self.held, None
-        self._begin_handler(message, delivery)
+    def _hold(self, call: HandlerCall) -> None:
+        if call.of is None:  # of the thread that receives; a `process` has others
+            self.held = call
+
+    def _take_late(self, call: HandlerCall) -> None:
+        self.held = None if call.of is None else self.held
+        self._begin_handler(call)
         self.go_on()
         self.process.ran()
 
@@ -241,11 +302,11 @@ class User:
             now_ms,
         )
 
-    def _begin_handler(self, message: Message[Any, Any], delivery: Delivery) -> None:
+    def _begin_handler(self, call: HandlerCall) -> None:
         """Notes a delivery, and begins its handler."""
-        delivery.begin_ms = self.environment.now_ms
-        self.environment.delivered(delivery)
-        self.run_handler(HandlerCall(message, delivery))
+        call.delivery.begin_ms = self.environment.now_ms
+        self.environment.delivered(call.delivery)
+        self.run_handler(call)
 
     def begin_held(self, message: Message[Any, Any] | None, held: Delivery) -> None:
         """Begins the handler of a message that this machine's original has taken and not begun (T18)."""
@@ -267,7 +328,10 @@ class User:
         """Ends a handler, which answers."""
         self.environment.events += 1
         call = self.running.pop(number)
-        self._answer(call)
+        if call.of is not None:
+            self._settle(call, call.of)
+        else:
+            self._answer(call)
         self.front.poke()
         self.go_on()
         self.process.ran()
@@ -299,14 +363,34 @@ class User:
             delivery.give_back(environment.now_ms, delay_ms)
         self._answering = None
 
+    def _settle(self, call: HandlerCall, handling: Handling) -> None:
+        """Ends a handler of a `process`, which answers for it."""
+        delivery, message, answer = call.delivery, call.message, handling.draw_answer()
+        assert message is not None
+        if answer.error is None and not answer.fails:
+            delivery.finish(self.environment.now_ms)
+            if claim_of(message).sealed:
+                delivery.ack_was_late()
+            handling.settle(message, answer)
+            return
+        self._answering = call
+        handling.settle(message, answer)
+        if self._answering is not None:  # no letter takes its place
+            delivery.give_back(self.environment.now_ms, answer.delay_ms)
+        self._answering = None
+
     # --- dead letters
 
     def posted(self, letter: Letter) -> None:
         """Notes a letter that is on its way, and whose handler has ended the message, if one has."""
-        call, self._answering = self._answering, None
+        call = self._answering
+        if call is not None and (call.delivery.epoch, call.delivery.offset) != (letter.claim.epoch, letter.offset):
+            call = None  # of another message of the same `process`
+        self._answering = None if call is not None else self._answering
         key = (self._member.name, letter.claim.tp.topic, letter.claim.tp.partition)
         note = DeadLetter(key, self.process.number, letter.claim.epoch, letter.offset)
         note.delivery = None if call is None else call.delivery
+        note.posted_ms = self.environment.now_ms
         self.environment.evidence.letters.append(note)
         self.letters.append((note, letter))
 

@@ -1,4 +1,4 @@
-"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S25.
+"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S26.
 
 It shares no code with what it judges: it uses the oracle's fold and its own model of claims, grants and pauses, and
 nothing of marshal_py.protocol. One pass folds the log (history.py); then each invariant is one function over
@@ -18,6 +18,7 @@ from marshal_sim.judge.claims import s2_one_owner, s3_lease, s4_fencing, s11_pau
 from marshal_sim.judge.closed import s13_poison_proof, s14_fail_closed
 from marshal_sim.judge.evidence import SIMULATED, Evidence, Slack, Violation
 from marshal_sim.judge.history import History
+from marshal_sim.judge.lanes import s26_lanes, s26_letters, s26_silent
 from marshal_sim.judge.losses import s6_losses, s18_unsettled
 from marshal_sim.judge.messages import (
     s5_once,
@@ -38,7 +39,7 @@ class Judgement(NamedTuple):
 
 
 def judge(evidence: Evidence, slack: Slack = SIMULATED) -> Judgement:
-    """Returns every violation of S1 to S25 that the evidence of one log shows.
+    """Returns every violation of S1 to S26 that the evidence of one log shows.
 
     If the log lost its tail, only the log itself is judged, and whether readers noticed: deliveries, reports and waits
     may have relied on records that are gone.
@@ -127,5 +128,8 @@ OF_DELIVERIES: Final[tuple[Check, ...]] = (
     s23_drained,
     s24_heard,
     s25_revoked,
+    s26_lanes,
+    s26_letters,
+    s26_silent,
 )
 OF_READERS: Final[tuple[Check, ...]] = (s13_poison_proof, s14_fail_closed)

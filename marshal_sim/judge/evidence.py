@@ -8,7 +8,7 @@ clock, with fractions where the clock has them; -1 means never, or unknown where
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Hashable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -164,10 +164,10 @@ class DeadLetter:
     """Describes a message that an owner sends to the dead-letter topic (D15).
 
     `delivery` is the delivery whose handler ended the message, or None if the message was not delivered once more.
-    `written_ms` is when the topic had it, -1 if it never did.
+    `posted_ms` is when it was sent, `written_ms` when the topic had it, -1 if it never did.
     """
 
-    __slots__ = ("client", "delivery", "epoch", "key", "offset", "written_ms")
+    __slots__ = ("client", "delivery", "epoch", "key", "offset", "posted_ms", "written_ms")
 
     key: Key
     client: Client
@@ -177,6 +177,7 @@ class DeadLetter:
     def __init__(self, key: Key, client: Client, epoch: int, offset: int) -> None:
         self.key, self.client, self.epoch, self.offset = key, client, epoch, offset
         self.delivery: Delivery | None = None
+        self.posted_ms: float = -1
         self.written_ms: float = -1
 
 
@@ -344,6 +345,10 @@ class Evidence:
     # By client, group and epoch: when its user knew that it will release the partition (event `revoking`, S25).
     revoking: dict[tuple[Client, str, int], list[Span]] = field(default_factory=dict)
     touches: list[Touch] = field(default_factory=list)
+    # By client that handles messages by `process`: what names the lane of the message at an offset, within its
+    # partition; None for a message that is on its own (S26).
+    lanes: dict[Client, Callable[[int], Hashable]] = field(default_factory=dict)
+    follows: set[Client] = field(default_factory=set)  # of these: messages behind a dead letter of their lane follow it
     handler_intervals: int = 2**31  # how many of its own intervals an owner waits for a silent handler (D4)
     acks_pending_max: dict[Client, int] = field(default_factory=dict)  # by client that has this option (S22)
     # By partition and offset: when a message was produced, if that is known.

@@ -113,7 +113,7 @@ class History:
             "X12": 0,
             "V6": 0,
             "V15": 0,  # messages for which it was judged how long their partition had to wait
-            **dict.fromkeys(("S19", "S20", "S21", "S22", "S23", "S24", "S25"), 0),  # how often it was judged
+            **dict.fromkeys(("S19", "S20", "S21", "S22", "S23", "S24", "S25", "S26"), 0),  # how often it was judged
         }  # cases that are counted and are no violations
         self.found: list[Violation] = []
         self._open: dict[str, dict[Key, ClaimSpan]] = {}

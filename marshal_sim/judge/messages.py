@@ -106,12 +106,12 @@ def _separated_ms(history: History, a: Client, b: Client) -> float:
     return max((min(mine[c], other[c]) for c in mine if c in other), default=-1)
 
 
-def _is_lost(history: History, key: Key, offset: int) -> bool:
+def is_lost(history: History, key: Key, offset: int) -> bool:
     """Returns True if a Note says that Kafka had deleted the message before the group read it (D6)."""
     return any(start <= offset < to for start, to in history.lost_ranges.get(key, ()))
 
 
-def _ended(history: History) -> dict[tuple[Key, int, int], float]:
+def ended_ms(history: History) -> dict[tuple[Key, int, int], float]:
     """Returns when the first handler was done with each message, by partition, generation and offset.
 
     This includes handlers of clients that have not noticed yet that the topic was recreated, because the log accepts
@@ -138,7 +138,7 @@ def _passed(history: History) -> Iterator[tuple[int, float, Key, int, float | No
     It has the record's offset and sending time, the message's partition and offset, and when a handler had finished the
     message (None: never).
     """
-    ended = _ended(history)
+    ended = ended_ms(history)
     for step in history.advances:
         offsets = history.evidence.topics.get((step.key[1], step.key[2]), [])
         for offset in offsets[bisect_left(offsets, step.before) : bisect_left(offsets, step.after)]:
@@ -150,7 +150,7 @@ def s7_never_lost(history: History) -> Iterator[Violation]:
     have finished.
     """
     for record, sent_ms, key, offset, end_ms in _passed(history):
-        if end_ms is None and not _is_lost(history, key, offset):
+        if end_ms is None and not is_lost(history, key, offset):
             yield Violation("S7", sent_ms, record, f"{key} {offset} is skipped")
 
 
@@ -257,8 +257,8 @@ def s10_position(history: History) -> Iterator[Violation]:
         claim = history.claims.get((group, epoch))
         newest: dict[Client, int] = {}
         for d in given:
-            if claim is None or claim.key != d.key:
-                continue
+            if claim is None or claim.key != d.key or d.client in history.evidence.lanes:
+                continue  # of a `process`: S26
             key, before = d.key, newest.get(d.client, NOBODY)
             if d.offset <= before and (group, epoch, d.offset) in back:
                 continue
@@ -273,7 +273,7 @@ def s10_position(history: History) -> Iterator[Violation]:
                 offsets = history.evidence.topics.get((d.topic, d.partition), [])
                 skipped = offsets[bisect_left(offsets, claim.position) : bisect_left(offsets, d.offset)]
                 if not all(
-                    _is_lost(history, key, offset)
+                    is_lost(history, key, offset)
                     or any(a <= offset < b for a, b in claim.finished)
                     or _told_later(history, d, offset)
                     or (group, epoch, offset) in posted

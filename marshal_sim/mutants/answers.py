@@ -62,7 +62,7 @@ def rewinds() -> list[Patch]:
 
 
 def never_counted() -> list[Patch]:
-    return [(AtLeastOnce, "redelivered", lambda self, offset: 0)]
+    return [(AtLeastOnce, "delivery_count", lambda self, offset: 1 + self._delivered_before_at(offset))]
 
 
 def one_more() -> list[Patch]:

@@ -34,6 +34,7 @@ from marshal_sim.mutants import client as mutants_client
 from marshal_sim.mutants import clock as mutants_clock
 from marshal_sim.mutants import data as mutants_data
 from marshal_sim.mutants import fold as mutants_fold
+from marshal_sim.mutants import lanes as mutants_lanes
 from marshal_sim.mutants import log as mutants_log
 from marshal_sim.mutants import oracle as mutants_oracle
 from marshal_sim.mutants import query as mutants_query
@@ -380,6 +381,7 @@ _MEMBER: Final = (
             *mutants_claims.PLANTED,
             *mutants_witness.PLANTED,
             *mutants_client.PLANTED,
+            *mutants_lanes.PLANTED,
         )
     ),
     *(

@@ -34,6 +34,7 @@ NUMBERS: Final = (
     "witnesses",
     "answers",
     "calls",
+    "lanes",
     "behind",
 )
 TEXTS: Final = ("dump", "group", "policy")

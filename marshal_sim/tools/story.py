@@ -43,6 +43,8 @@ PROMISES: Final = {
     "S23": "a drain releases nothing that a handler has before its time is over",
     "S24": "a handler that reports that it is at work is not given up before its timeout",
     "S25": "nothing is delivered of a partition once the user knows that it will be released",
+    "S26": "`process` handles the messages of a lane one after the other, in their order, and gives up none that no "
+    "handler had",
     "V1": "a dead owner's partitions are claimed within twice its interval plus one second",
     "V2": "a released partition is claimed within a third of an interval plus one second",
     "V3": "every partition has an owner, and every message is read",

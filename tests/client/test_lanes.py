@@ -28,6 +28,8 @@ class Raw:
 class Claim:
     """Stands for a claim: compared by identity."""
 
+    sealed = False
+
 
 class World:
     """One partition whose message `n` has the key `n % KEYS`. A move begins again below everything unfinished."""
@@ -47,6 +49,7 @@ class World:
         """
         if noticed:
             old = cast(Any, self.claim)
+            old.sealed = True
             for message in self.lanes.take_waiting(old):
                 assert message.offset not in self.finished
             assert self.lanes.held.get(old, (0, 0)) == (0, 0)
@@ -133,3 +136,37 @@ def test_each_lane_is_handled_in_order_and_nothing_is_lost() -> None:
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}, step {at}") from error
         assert world.finished == set(range(MESSAGES)), f"seed {seed}"
+
+
+def test_a_partition_that_stays_after_all_goes_on_behind_what_is_tried_again() -> None:
+    """Its successor has gone: what waited comes again at once, what is tried again later."""
+    world = World()
+    first, second = world.message(0), world.message(KEYS)
+    for message in (first, second):
+        world.lanes.add(LaneKey(TP, 0), message)
+    assert world.lanes.next() is first
+    world.lanes.park(first)
+    assert world.lanes.take_waiting(cast(Any, world.claim)) == [second], "the partition moves"
+    world.lanes.add(LaneKey(TP, 0), second)
+    assert world.lanes.next() is None
+    world.lanes.add(LaneKey(TP, 0), world.message(0))
+    assert [message.offset for message in (world.lanes.next(),) if message] == [0]
+
+
+def test_a_lane_goes_on_without_a_handler_that_is_abandoned() -> None:
+    world = World()
+    old = world.message(0)
+    world.lanes.add(LaneKey(TP, 0), old)
+    assert world.lanes.next() is old
+    assert world.lanes.in_vain() == []
+    world.move()
+    again = world.message(0)
+    world.lanes.add(LaneKey(TP, 0), again)
+    assert world.lanes.next() is None, "the handler may still return"
+    assert world.lanes.in_vain() == [old]
+    world.lanes.abandon(old)
+    assert world.lanes.next() is again
+    world.lanes.done(old)
+    assert [lane.working for lane in world.lanes.unfinished()] == [again], "its late return ends nothing"
+    world.lanes.done(again)
+    assert list(world.lanes.unfinished()) == []

@@ -274,6 +274,72 @@ def test_handlers_that_wait_in_lanes_do_not_count_against_the_handler_timeout(me
     assert "handler_stuck" not in kinds
 
 
+def test_what_waits_in_lanes_is_not_counted_as_delivered(memory: MemoryTestCluster) -> None:
+    """Each stop gives it back, more often than `max_deliver` says, and no handler has had it."""
+    topic, letters, hold = fill(memory, 6, keys=1), memory.topic(), threading.Event()
+
+    def slow(message: Message) -> None:
+        assert hold.wait(DEADLINE_S)
+
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic], dead_letter_topic=letters, max_deliver=2) as consumer,
+    ):
+        for round_ in range(4):
+            work = consumer.process(slow)
+            until(lambda: work.stats().working == 1 and work.stats().waiting == 5 - round_, "the others wait")  # noqa: B023
+            work.stop(timeout_s=0)
+            hold.set()
+            assert work.wait(DEADLINE_S)
+            hold.clear()
+        counts: list[tuple[int, int]] = []
+        with consumer.process(lambda message: counts.append((message.offset, message.delivery_count))):
+            until(lambda: positions(consumer) == {0: 6}, "all are done")
+    assert counts == [(4, 1), (5, 1)]
+
+
+def test_no_handler_begins_with_what_the_user_has_paused(memory: MemoryTestCluster) -> None:
+    topic, hold = fill(memory, 5, keys=1), threading.Event()
+
+    def slow(message: Message) -> None:
+        assert hold.wait(DEADLINE_S)
+
+    journal = Journal(slow)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(journal) as work,
+    ):
+        until(lambda: work.stats().working == 1 and work.stats().waiting == 4, "the others wait")
+        consumer.pause([(topic, 0)])
+        hold.set()
+        until(lambda: work.stats().finished == 1, "the handler may end")
+        (lane,) = work.lanes()
+        assert (lane.state, lane.waiting) == ("ready", 4)
+        consumer.resume([(topic, 0)])
+        journal.handled(5)
+    assert in_order(journal)
+
+
+def test_what_waits_moves_where_no_handler_returns(memory: MemoryTestCluster) -> None:
+    """The one worker hangs with a message of one partition: those of the other one wait in vain, too."""
+    topic, hold = fill(memory, 2, keys=1, partitions=2), threading.Event()
+
+    def hang(message: Message) -> None:
+        hold.wait(DEADLINE_S)
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], handler_timeout_s=1.0) as consumer:
+        stuck: set[int] = set()
+
+        def look() -> bool:
+            stuck.update(event.partition for event in consumer.events() if event.kind == "handler_stuck")
+            return stuck == {0, 1}
+
+        with consumer.process(hang, workers=1):
+            until(look, "both partitions are given up")
+            hold.set()
+
+
 def test_the_window_bounds_what_is_behind_a_message_that_is_not_finished(memory: MemoryTestCluster) -> None:
     topic = fill(memory, 100, keys=100)
     hold = threading.Event()

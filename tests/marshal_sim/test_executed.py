@@ -21,6 +21,7 @@ RUNS = [
     (0, Options()),
     (1, Options()),
     (2, Options(calls=1, answers=1, mode=1)),
+    (5, Options(lanes=1, answers=1, mode=1)),
     (3, Options(queries=2)),
     (4, SNAPSHOTS),
 ]
@@ -46,17 +47,13 @@ NOT_EXECUTED = {
     "marshal.py": OPENS,
     "messages/handles.py": "acks that another process sends back: " + NOT_YET,
     "metrics.py": "figures for people",
-    "process/lanes.py": "handlers in parallel: " + NOT_YET,
     "process/process.py": THREADS,
-    "process/processing.py": "handlers in parallel: " + NOT_YET,
     "receive/consume.py": THREADS,
-    "receive/consuming.py": "`consume` with a handler: the simulated user iterates over its demand instead; " + NOT_YET,
     "signals.py": SIGNALS,
     "sql_guard.py": "a database",
     "values/bounds.py": VALUES,
     "values/finished.py": "what a table has, which is another store",
     "values/keywords.py": OPENS,
-    "values/retry.py": "handlers in parallel: " + NOT_YET,
     "values/waits.py": VALUES,
 }
 

@@ -74,6 +74,9 @@ def run(
     calls: Annotated[
         bool, typer.Option("--calls", help="Users flush, seek, pause and drain at any step, too. Not --scenario.")
     ] = False,
+    lanes: Annotated[
+        bool, typer.Option("--lanes", help="Half of the consumers handle messages by `process`. Not --scenario.")
+    ] = False,
     processes: seeds.Processes = None,
     spark: Annotated[bool, typer.Option("--spark", help="Run --seeds on Spark instead of in processes here.")] = False,
     master: Master = None,
@@ -93,14 +96,8 @@ def run(
         raise typer.BadParameter("--trace needs --seed")
     if (shrink is not None or html is not None) and seed is None and scenario is None:
         raise typer.BadParameter("--shrink and --html need --seed or --scenario")
-    options = Options(
-        queries=queries,
-        policy=policy,
-        witnesses=int(witnesses),
-        answers=int(answers),
-        behind=int(behind),
-        calls=int(calls),
-    )
+    options = Options(queries=queries, policy=policy, witnesses=int(witnesses), behind=int(behind))
+    options = options._replace(answers=int(answers), calls=int(calls), lanes=int(lanes))
     fixed = options != Options()
     _check_fixed(policy, fixed and (scenario is not None or spark))
     if (spark or master is not None) and (not spark or seed is not None or processes):

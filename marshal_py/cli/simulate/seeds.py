@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from marshal_sim.tools.sweep import Counted
 
 SEEDS: Final = "0:200"
-FLAGS: Final = ("witnesses", "answers", "behind", "calls")  # kinds of runs that happen where they are asked for
+FLAGS: Final = ("witnesses", "answers", "behind", "calls", "lanes")  # kinds of runs that a caller may ask for
 
 Seeds = Annotated[str | None, typer.Option("--seeds", metavar="A:B", help="Seed range, B exclusive.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Run this one.")]

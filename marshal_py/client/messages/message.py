@@ -513,6 +513,14 @@ def begin(message: Message[Any, Any], now: Instant) -> bool | None:
     return True
 
 
+def put_back(message: Message[Any, Any], delay_s: float = 0.0) -> bool:
+    """Gives back a message that was delivered, and that no handler has had: this delivery does not count.
+
+    Returns False if its claim is over, or if it is done.
+    """
+    return message._delivered.put_back(message._index, message._raw, delay_s)
+
+
 def waiting_again(claim: Claim, context: DeliveryContext) -> list[Message[Any, Any]]:
     """Returns the messages of a claim that were given back and wait to be delivered again. With the lock held."""
     tracker = claim.tracker

@@ -155,16 +155,32 @@ class Lanes:
 
     # --- what is given up
 
+    def in_vain(self) -> list[AnyMessage]:
+        """Returns what works for nothing, because its claim is over, and may hold up the lane of the next claim."""
+        working = [lane.working for lane in self._lanes.values() if lane.working is not None]
+        return [message for message in working if claim_of(message).sealed]
+
+    def abandon(self, message: AnyMessage) -> None:
+        """Has the lane of a message that works go on, as if its handler had returned."""
+        old = self._of_message[id(message)]
+        lane = self._lanes[old.key] = Lane(old.key)
+        lane.waiting, old.waiting = old.waiting, lane.waiting
+        self._offer(lane)
+
     def behind(self, message: AnyMessage) -> list[AnyMessage]:
         """Takes away what waits in the lane of a parked message, and returns it."""
         lane = self._of_message.get(id(message))
         return [] if lane is None else self._take(lane)
 
     def take_waiting(self, claim: Claim | None = None) -> list[AnyMessage]:
-        """Takes away what waits of a claim (None: of all), and returns it. What is parked of it is forgotten."""
+        """Takes away what waits of a claim (None: of all), and returns it.
+
+        What is parked of it is forgotten if the claim is over. Until then its lane may go on behind it, if the claim is
+        not released after all.
+        """
         taken = []
         for lane in list(self._lanes.values()):
-            if lane.parked is not None and claim in (None, claim_of(lane.parked)):
+            if lane.parked is not None and (claim is None or (claim.sealed and claim is claim_of(lane.parked))):
                 self._unpark(lane)
             if lane.waiting and claim in (None, claim_of(lane.waiting[0])):
                 taken += self._take(lane)

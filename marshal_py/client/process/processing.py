@@ -16,7 +16,7 @@ from typing import Final, Generic
 
 from msgspec import Struct
 
-from marshal_py.client.messages.message import Message, begin, claim_of, raw_key, waiting_again
+from marshal_py.client.messages.message import Message, begin, claim_of, put_back, raw_key, waiting_again
 from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
 from marshal_py.client.receive.consuming import report_failure
 from marshal_py.client.receive.receiving import Receiving
@@ -138,9 +138,9 @@ class Processing(Generic[K_co, V_co]):
         self._driver, self._queue, self._draw = driver, queue, draw
         self._context, self._monotonic = driver.context, driver.context.monotonic
         self._lanes = Lanes()
-        self._touch_s = driver.options.handler_timeout_s / TOUCHES
-        self._touched_at = self._monotonic()
-        self._share_bytes = driver.options.prefetch_bytes
+        self._touched_at = self._worked_at = self._monotonic()
+        self._share_bytes, self._timeout_s = driver.options.prefetch_bytes, driver.options.handler_timeout_s
+        self._begun_s: dict[int, float] = {}  # by id of a message that a handler has: since when
         self._finished = self._retried = self._ended = 0
 
     def _lane_of(self, message: AnyMessage) -> LaneKey:
@@ -200,7 +200,7 @@ class Processing(Generic[K_co, V_co]):
                 self._lanes.add(key, message)
                 self.changed.notify()
                 return
-        message.nak(0)
+        put_back(message)
 
     # --- handling
 
@@ -215,9 +215,9 @@ class Processing(Generic[K_co, V_co]):
                 follows = message is not None and self._lanes.follows_dead(message)
             if message is None:
                 break
-            with self._context.lock:
-                may = begin(message, self._context.clock.now())
+            may = self._may_begin(message)
             if may and not follows:
+                self._begun_s[id(message)] = self._monotonic()
                 return message, False
             with self.changed:
                 if may is None:
@@ -227,8 +227,17 @@ class Processing(Generic[K_co, V_co]):
                 self._ended += bool(may)
             if may:
                 message.term("it follows a dead letter of its key")
+            else:
+                put_back(message)  # its partition may stay after all
             self._finish(message)
         return None, shut
+
+    def _may_begin(self, message: AnyMessage) -> bool | None:
+        """Tells whether a handler may begin with a message now. None: later. False: its partition moves."""
+        with self._context.lock:
+            if claim_of(message).tp in self._queue.user_paused:
+                return None
+            return begin(message, self._context.clock.now())
 
     def settle(self, message: Message[K_co, V_co], error: BaseException | None, *, ends: bool = False) -> None:
         """Carries out a handler's answer: it returned (`error` None) or raised. `ends`: the error ends the
@@ -260,9 +269,14 @@ class Processing(Generic[K_co, V_co]):
 
     def _finish(self, message: AnyMessage) -> None:
         with self.changed:
+            self._returned(message)
             self._lanes.done(message)
             if self._lanes.ready:
                 self.changed.notify()
+
+    def _returned(self, message: AnyMessage) -> None:
+        self._worked_at = self._monotonic()
+        self._begun_s.pop(id(message), None)
 
     def _end(self, message: Message[K_co, V_co], reason: str) -> None:
         """Ends a message for good: it goes to the dead letters."""
@@ -283,6 +297,7 @@ class Processing(Generic[K_co, V_co]):
             return
         delay_s = (error if isinstance(error, Retry) else settings.retry).delay_s(count, self._draw)
         with self.changed:  # first: the message may come again before `nak` returns
+            self._returned(message)
             self._lanes.park(message)
             self._retried += 1
             behind = self._lanes.behind(message) if self.draining or self.over else []
@@ -291,12 +306,17 @@ class Processing(Generic[K_co, V_co]):
                 self._lanes.unpark(message)
                 self.changed.notify()
         for one in behind:  # they wait as long, so that they come again in their order
-            one.nak(delay_s)
+            put_back(one, delay_s)
 
     # --- looking
 
     def look(self) -> None:
-        """Gives back what waits of partitions that move, and says of the rest that no handler has it."""
+        """Gives back what waits of partitions that move, and says of the rest that no handler has it.
+
+        It says so no more when every worker has been silent for the handler timeout: then what waits goes to others, as
+        what the handlers have. A handler that has been silent for so long, and has lost its claim, holds up its lane no
+        more.
+        """
         with self._context.lock:
             claims = len(self._driver.member.claims)
         self._share_bytes = self._driver.options.prefetch_bytes // max(1, claims)
@@ -306,13 +326,19 @@ class Processing(Generic[K_co, V_co]):
             for claim in moving:
                 if not self._lanes.held[claim].messages:
                     self._lanes.forget_claim(claim)
-            touched = []
-            if self._monotonic() - self._touched_at >= self._touch_s:
-                self._touched_at, touched = self._monotonic(), self._lanes.all_waiting()
+            touched, now_s = [], self._monotonic()
+            for message in self._lanes.in_vain():
+                if now_s - self._begun_s.get(id(message), now_s) >= self._timeout_s:
+                    self._lanes.abandon(message)
+            if self._lanes.working < self.settings.workers:
+                self._worked_at = now_s
+            silent = now_s - self._worked_at >= self._timeout_s
+            if now_s - self._touched_at >= self._timeout_s / TOUCHES and not silent:
+                self._touched_at, touched = now_s, self._lanes.all_waiting()
             if moving:
                 self.changed.notify_all()
         for message in given:
-            message.nak(0)
+            put_back(message)
         for message in touched:
             message.in_progress()
 
@@ -323,7 +349,7 @@ class Processing(Generic[K_co, V_co]):
             parked = [lane.parked for lane in self._lanes.unfinished() if lane.parked is not None]
             behind = [one for message in parked for one in self._lanes.behind(message)]
         for message in behind:
-            message.nak(0)
+            put_back(message)
 
     def halt(self) -> None:
         """Begins with no more messages."""
@@ -337,7 +363,7 @@ class Processing(Generic[K_co, V_co]):
         with self.changed:
             given = self._lanes.take_waiting()
         for message in sorted(given, key=lambda one: (one.topic, one.partition, one.offset)):
-            message.nak(0)
+            put_back(message)
         self.detach()
 
     # --- telling

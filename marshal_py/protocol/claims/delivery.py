@@ -285,10 +285,15 @@ class Redeliveries:
                 return one
         return None
 
-    def put_back(self, one: GivenBack) -> None:
-        """Undoes `take`, because the user did not get the message."""
-        self.again[one.offset] = self.again.get(one.offset, 1) - 1
-        self.give_back(one.run, one.at, one.message, one.due_ms, one.size_bytes)
+    def put_back(self, one: GivenBack) -> bool:
+        """Makes a message wait that no handler got: its delivery does not count. Returns False if it is finished.
+
+        It counts for -1 then, where it was delivered for the first time: the delivery that follows is the first one.
+        """
+        if one.offset in self.waiting or not self.give_back(one.run, one.at, one.message, one.due_ms, one.size_bytes):
+            return False
+        self.again[one.offset] = self.again.get(one.offset, 0) - 1
+        return True
 
     def forget_finished(self, position: int) -> None:
         """Forgets what lies below the position, and messages that were finished while they waited."""
@@ -553,7 +558,7 @@ class AtLeastOnce:
         ranges: list[Range] = []
         for offset in sorted(self.redeliveries.again):
             times = self.delivery_count(offset)
-            if offset <= position or times == 1:
+            if offset <= position or times <= 1:  # 0 would say that it is finished
                 continue
             if ranges and ranges[-1].to == offset and ranges[-1].times == times:
                 ranges[-1] = ranges[-1]._replace(to=offset + 1)
@@ -574,7 +579,9 @@ class AtLeastOnce:
         `in_ranges`."""
         if self.counts_exactly:
             return self.deliveries()
-        number = self.delivery_count(self._message())
+        message = self._message()
+        # No handler has one that was put back, but one may have it by then.
+        number = max(self.delivery_count(message), 1 + self._delivered_before_at(message))
         return max(1, number - 1) if self.in_ranges else number
 
     def deliveries(self) -> int:
@@ -619,6 +626,13 @@ class AtLeastOnce:
         """Records that a handler gave its message back until `due_ms` (D14). `message` is kept for the driver, as
         `size_bytes` of memory. Returns False if it is finished."""
         return self._redeliveries().give_back(run, index, message, due_ms, size_bytes)
+
+    def put_back(self, run: OffsetRun, index: int, message: object, due_ms: int, size_bytes: int) -> bool:
+        """Records that no handler gets a message that was handed over, until `due_ms`: the delivery does not count.
+
+        Otherwise as `give_back`.
+        """
+        return self._redeliveries().put_back(GivenBack(due_ms, run.offsets[index], index, run, message, size_bytes))
 
     def post(self, run: OffsetRun, index: int) -> bool:
         """Records that a message is on its way to a dead-letter topic: unfinished, and with no handler (D15). Returns

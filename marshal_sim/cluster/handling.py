@@ -1,0 +1,278 @@
+"""One `process` of a simulated user: handlers in parallel, in the order of each lane (docs/process.md).
+
+Processing, of the shipped client, decides which message is handled next and what an answer does. This file stands for
+the threads around it: one receives by a consume, workers handle messages, and one looks for partitions that move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Final, NamedTuple
+
+from marshal_py.client.delivery.buffers import Reserved
+from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.messages.message import Message, claim_of
+from marshal_py.client.process.processing import LOOK_S, SHUT_S, Processing, Settings, check_settings
+from marshal_py.client.receive.consuming import Consuming, Reader
+from marshal_py.client.receive.membership import Membership
+from marshal_py.client.receive.receiving import Receiving
+from marshal_py.client.values.requests import check_consume
+from marshal_py.client.values.retry import AfterDeadLetter, Order, Reject, Retry, Unkeyed
+from marshal_py.errors import MarshalError
+from marshal_py.protocol.claims.claim import ClaimPhase
+from marshal_sim.cluster.environment import ClientEnvironment
+from marshal_sim.cluster.faults import spread
+from marshal_sim.cluster.front import Call, CallSteps, Front
+from marshal_sim.cluster.process import Process
+from marshal_sim.cluster.source import key_of
+
+WORKERS_LEAST: Final = 3  # so many keep up with the messages of all partitions, also where one hangs
+WORKERS_MORE: Final = 6
+ORDERS: Final[tuple[Order | None, ...]] = ("key", "key", "key", "partition", None)
+UNKEYED: Final[tuple[Unkeyed, ...]] = ("parallel", "ordered")
+AFTER_DEAD_LETTER: Final[tuple[AfterDeadLetter, ...]] = ("continue", "key")
+WINDOWS: Final = (4, 40, 4_000)  # offsets in work
+PENDING_MAX: Final = 12  # messages that a consume has asked for
+EXPIRES_S: Final = 30.0
+LOOKS_PER_TIMEOUT: Final = 8  # looks within the handler timeout where nothing moves
+RETRIES: Final = 0.15  # the share of handlers that ask for another try
+REJECTS: Final = 0.03  # of those that end their message
+FAILURES: Final = 0.004  # of those whose error ends the `process`
+ENDS: Final = 0.01  # the share of messages at which the user ends the `process`, half of the time by a drain
+RETRY_INTERVALS: Final = 3  # the longest delay that a handler names: longer than a hand-over waits for its handlers
+
+AnyMessage = Message[Any, Any]
+
+
+class Consume(Consuming[Any, Any]):
+    """Receives for a simulated `process`: its handler puts each message into its lane."""
+
+    def receive(self, receiving: Receiving) -> CallSteps:
+        """Receives until it ends."""
+        reader = Reader()
+        reader.iterator = lambda: self
+        if self._begin(reader):
+            with self._receiving(reader):
+                yield from receiving.iterate(self._demand)
+                yield from self._confirmed()
+
+    def stop(self) -> None:
+        """Has it end at the next message, or when it next looks."""
+        self._demand.stopped = True
+
+
+class Answer(NamedTuple):
+    """Says what a handler does with its message: it returns, raises `error`, or fails so that the `process` ends."""
+
+    error: Retry | Reject | None = None
+    delay_ms: int = 0  # before the message may come again
+    fails: bool = False
+
+
+def draw_settings(environment: ClientEnvironment, number: int, driver: ConsumerDriver) -> Settings:
+    """Draws what the user of process `number` asks for, and tells the judges which messages share a lane."""
+    rng = environment.rng
+    order, unkeyed = ORDERS[int(rng.random() * len(ORDERS))], UNKEYED[int(rng.random() * len(UNKEYED))]
+    workers, window = WORKERS_LEAST + int(rng.random() * WORKERS_MORE), WINDOWS[int(rng.random() * len(WINDOWS))]
+    after = AFTER_DEAD_LETTER[int(rng.random() * len(AFTER_DEAD_LETTER))]
+    environment.evidence.lanes[number] = _lane_of(order, unkeyed)
+    if after == "key":
+        environment.evidence.follows.add(number)
+    name, options = driver.member.name, driver.options
+    return check_settings(name, options, workers, order, None, unkeyed, None, Exception, after, window)
+
+
+def _lane_of(order: Order | None, unkeyed: Unkeyed) -> Callable[[int], Hashable]:
+    """Returns what names the lane of the message at an offset, within its partition; None: a lane of its own."""
+
+    def lane(offset: int) -> Hashable:
+        if order == "partition":
+            return "the partition"
+        key = key_of(offset) if order == "key" else None
+        return "no key" if key is None and (order, unkeyed) == ("key", "ordered") else key
+
+    return lane
+
+
+class Handling:
+    """Runs one `process`, until it ends."""
+
+    def __init__(
+        self,
+        environment: ClientEnvironment,
+        process: Process,
+        membership: Membership,
+        receiving: Receiving,
+        front: Front,
+        settings: Settings,
+        handle: Callable[[AnyMessage], None],
+        received: Callable[[MarshalError | None], None],
+        ended: Callable[[MarshalError | None], None],
+    ) -> None:
+        """`handle(message)` begins the handler of a message whose gate is open.
+
+        `received(error)` is called when nothing comes any more, `ended(error)` when the last handler has returned, too.
+        """
+        self._environment, self._process, self._front = environment, process, front
+        self._receiving, self._settings, self._handle = receiving, settings, handle
+        self._tell_received, self._tell_ended = received, ended
+        self._member = receiving.driver.member
+        self._look_ms = round(receiving.driver.options.handler_timeout_s * 1000) // LOOKS_PER_TIMEOUT
+        self._processing: Processing[Any, Any] = Processing(receiving, settings, environment.rng.random)
+        demand = receiving.consuming(check_consume(PENDING_MAX, None, EXPIRES_S, None, None, None))
+        self._consume = Consume(membership, receiving.queue, demand, self._processing.take, "nak")
+        self._call: Call | None = None  # of the consume, while the user has what it reserved
+        self._messages: Iterator[AnyMessage] = iter(())
+        self._working: dict[int, AnyMessage] = {}  # by id: handlers have them
+        self._phases: dict[int, ClaimPhase] = {}  # by epoch, as they were when this looked
+        self._taking = self._stopped = self._tries_again = self._received = self._over = False
+        self._error: MarshalError | None = None
+
+    def begin(self) -> None:
+        self._processing.attach()
+        self._front.begin(self._consume.receive(self._receiving), self._consumed, self._reserved)
+        self._watch(None)
+
+    # --- the thread that receives
+
+    def _reserved(self, call: Call, reserved: Reserved) -> None:
+        self._call, self._messages = call, reserved.messages(self._process.boot_ns)
+        self._take()
+
+    def _take(self) -> None:
+        """Puts what is reserved into lanes, one message after the other. The thread may be stopped before each."""
+        if self._taking or self._stopped:
+            return  # the loop below is further up in the stack, or the thread goes on later
+        self._taking = True
+        while self._call is not None and not self._stopped:
+            message = next(self._messages, None)
+            if message is None:
+                call, self._call = self._call, None
+                self._front.go_on(call)
+            elif held_ms := self._environment.network_faults.thread_ms():
+                self._stopped = True
+                self._environment.schedule(held_ms, self._process, self._take_late, message)
+            else:
+                self._put(message)
+        self._taking = False
+
+    def _take_late(self, message: AnyMessage) -> None:
+        self._stopped = False
+        self._put(message)
+        self._take()
+        self._process.ran()
+
+    def _put(self, message: AnyMessage) -> None:
+        self._processing.take(message)
+        self.work()
+        rng = self._environment.rng
+        if not self._environment.healed and rng.random() < ENDS:
+            self._stop_or_drain(rng.random() < 0.5)
+
+    def _consumed(self, _: Any, error: MarshalError | None) -> None:
+        """Notes that the consume has ended."""
+        self._received, self._error = True, error
+        self._tell_received(error)
+        self._look()
+
+    # --- workers
+
+    def work(self) -> None:
+        """Begins handlers, as many as there are workers for. One whose handler hangs is replaced with its claim."""
+        while len(self._held()) < self._settings.workers:
+            message, shut = self._processing.begin()
+            if message is None:
+                if shut and not self._tries_again:
+                    self._tries_again = True
+                    self._environment.schedule(round(SHUT_S * 1000), self._process, self._try_again)
+                return
+            self._working[id(message)] = message
+            self._handle(message)
+
+    def _held(self) -> list[AnyMessage]:
+        """Returns what handlers have under claims that are not lost."""
+        return [message for message in self._working.values() if not claim_of(message).sealed]
+
+    def _try_again(self, _: None) -> None:
+        self._tries_again = False
+        self._process.ran()  # which lets the workers look
+
+    def draw_answer(self) -> Answer:
+        """Draws what the next handler does. Once all is healed it returns."""
+        environment = self._environment
+        draw = 1.0 if environment.healed else environment.rng.random()
+        if draw < FAILURES:
+            return Answer(fails=True)
+        if draw < FAILURES + REJECTS and environment.answers:
+            return Answer(Reject("no order"))
+        if draw < FAILURES + REJECTS + RETRIES:
+            delay_ms = spread(environment.rng, 1, RETRY_INTERVALS * self._member.options.interval_ms)
+            return Answer(Retry(after_s=delay_ms / 1000), delay_ms)
+        return Answer()
+
+    def settle(self, message: AnyMessage, answer: Answer) -> None:
+        """Ends the handler of a message, which does what `answer` says."""
+        if answer.fails:
+            self._processing.give_back(message)
+            self._processing.fail(RuntimeError("a handler failed"))
+        else:
+            self._processing.settle(message, answer.error)
+        del self._working[id(message)]
+        self._look() if self._processing.over else self.work()
+
+    # --- the thread that looks
+
+    def _watch(self, _: None) -> None:
+        """Looks again and again, as long as this `process` runs."""
+        if not self._over:
+            self._environment.schedule(self._look_ms, self._process, self._watch)
+            self._look()
+            self._process.ran()
+
+    def notice(self) -> None:
+        """Looks soon if a partition has begun to move or is gone, as the thread does that looks all the time."""
+        phases = {epoch: claim.phase for epoch, claim in self._member.claims.items()}
+        if phases != self._phases and not self._over:
+            self._phases = phases
+            delay_ms = 1 + int(self._environment.rng.random() * LOOK_S * 1000)
+            self._environment.schedule(delay_ms, self._process, self._look_soon)
+
+    def _look_soon(self, _: None) -> None:
+        self._look()
+        self._process.ran()
+
+    def _look(self) -> None:
+        consume, processing = self._consume, self._processing
+        if self._over:
+            return
+        if not consume.closed and not processing.over:
+            if consume.draining and not processing.draining:
+                processing.drain()
+            processing.look()
+            self.work()
+            return
+        processing.halt()
+        consume.stop()
+        self._front.poke()
+        processing.close()
+        if self._received and not self._held():  # as one that hangs, and has lost its claim, is not waited for
+            self._over = True
+            self._tell_ended(self._error)
+
+    # --- its user
+
+    def drain(self, wait_s: float) -> bool:
+        """Has it end with its consumer, which drains. Returns whether it still receives."""
+        if not self._received:
+            self._consume.begin_drain(wait_s)
+        return not self._received
+
+    def _stop_or_drain(self, drains: bool) -> None:
+        """Ends it, as a call of another thread."""
+        if drains:
+            self._processing.drain()
+            self._consume.begin_drain(None)
+        else:
+            self._processing.halt()
+        self._look()
+        self._front.poke()

@@ -1,0 +1,118 @@
+"""The judge of handlers that work in parallel (`process`), S26: the order of each lane, and what no handler ever had.
+
+In place of S10, which says that a claim delivers its messages in order, each message is preceded here by those of its
+own lane alone. So a message is found that one owner forgets and a later one delivers, too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple
+
+from marshal_sim.judge.claims import claim_of
+from marshal_sim.judge.evidence import Client, Delivery, Key, Violation
+from marshal_sim.judge.facts import ClaimSpan
+from marshal_sim.judge.history import History
+from marshal_sim.judge.messages import ended_ms, is_lost
+from marshal_sim.judge.model import AT_LEAST_ONCE
+
+
+class _Lane(NamedTuple):
+    """Holds what one client has handled of one lane under one claim."""
+
+    handled: list[Delivery]
+    offsets: deque[int]  # of the lane, from the claim's position on
+
+
+def s26_lanes(history: History) -> Iterator[Violation]:
+    """Yields each breach of S26: a handler of a `process` begins with a message only if none of its lane is in work
+    under the same claim, and all before it in the lane are finished, or became dead letters under this claim.
+    """
+    lanes: dict[tuple[Client, str, int, Hashable], _Lane] = {}
+    finished = ended_ms(history) if history.evidence.lanes else {}
+    letters = {(letter.key, letter.epoch, letter.offset): letter.posted_ms for letter in history.evidence.letters}
+
+    def working(one: Delivery, ms: float) -> bool:
+        """Tells whether a handler has the message. Not if it has ended it, and the letter is not written yet."""
+        return not (0 <= one.end_ms <= ms or 0 <= letters.get((one.key, one.epoch, one.offset), -1) <= ms)
+
+    for d in history.deliveries if history.evidence.lanes else ():
+        named, claim = history.evidence.lanes.get(d.client), claim_of(history, d)
+        if named is None or claim is None or claim.mode != AT_LEAST_ONCE:
+            continue
+        history.counted["S26"] += 1
+        name = named(d.offset)
+        place = (d.client, d.group, d.epoch, (d.offset, None) if name is None else name)
+        lane = lanes.get(place)
+        if lane is None:
+            offsets = history.evidence.topics.get((d.topic, d.partition), [])
+            after = offsets[bisect_left(offsets, claim.position) :] if name is not None else ()
+            mine = deque(at for at in after if named(at) == name)
+            lane = lanes[place] = _Lane([], mine)
+        what = f"client {d.client} begins with {d.key} {d.offset}"
+        lane.handled[:] = [one for one in lane.handled if working(one, d.begin_ms)]
+        busy = next(iter(lane.handled), None)
+        if busy is not None:
+            yield Violation("S26", d.begin_ms, d.epoch, f"{what}, and has {busy.offset} of the same lane in work")
+        lane.handled.append(d)
+        while lane.offsets and lane.offsets[0] < d.offset:
+            before = lane.offsets[0]
+            if not (
+                0 <= finished.get((d.key, claim.generation, before), -1) <= d.begin_ms
+                or 0 <= letters.get((d.key, d.epoch, before), -1) <= d.begin_ms
+                or _reported(claim, before)
+                or is_lost(history, d.key, before)
+            ):
+                yield Violation("S26", d.begin_ms, d.epoch, f"{what}, and {before} of the same lane comes first")
+                break
+            lane.offsets.popleft()
+
+
+def _reported(claim: ClaimSpan, offset: int) -> bool:
+    """Tells whether the log had reported the message as finished to the owner of this claim."""
+    return any(start <= offset < to for start, to in claim.finished)
+
+
+def s26_letters(history: History) -> Iterator[Violation]:
+    """Yields each breach of S26 by a dead letter of a message that no handler had: its limit of deliveries is not over.
+
+    A crash counts a delivery that did not reach a handler (D11), and `after_dead_letter="key"` sends messages behind a
+    dead letter. So only what is left is judged: partitions of which no owner died, and of no such user.
+    """
+    begun: set[tuple[Key, int]] = set()
+    for d in history.evidence.deliveries + history.evidence.other_deliveries:
+        begun.add((d.key, d.offset))
+    died = {claim.key for claim in history.claims.values() if claim.died or claim.ended_by in ("Evict", "Join")}
+    for letter in history.evidence.letters:
+        if letter.client in history.evidence.lanes and letter.key not in died:
+            history.counted["S26"] += 1
+            if (letter.key, letter.offset) not in begun and letter.client not in history.evidence.follows:
+                text = f"{letter.key} {letter.offset} becomes a dead letter, and no handler of {letter.client} had it"
+                yield Violation("S26", letter.written_ms, letter.epoch, text)
+
+
+def s26_silent(history: History) -> Iterator[Violation]:
+    """Yields each breach of S26: an owner gives up a handler as silent, and none had the message: it was in a lane.
+
+    Where all its handlers are silent, the owner gives up what waits for them, too.
+    """
+    begun: dict[Client, list[Delivery]] = {}
+    for d in history.deliveries if history.evidence.lanes and history.stuck else ():
+        begun.setdefault(d.client, []).append(d)
+    clients = {offset: client for offset, client, _ in history.claimants}
+    for sent_ms, group, fields in history.stuck if begun else ():
+        claims = history.by_key.get((group, fields["topic"], fields["partition"]), ())
+        mine = [claim for claim in claims if claim.session == fields["session"] and claim.ms <= sent_ms]
+        client = clients.get(mine[-1].epoch) if mine else None
+        if client not in history.evidence.lanes:
+            continue
+        history.counted["S26"] += 1
+        claim = mine[-1]
+        timeout_ms = history.evidence.handler_intervals * history.sessions[group, claim.session].interval_ms
+        busy = [d for d in begun.get(client, ()) if d.begin_ms <= sent_ms and not 0 <= d.end_ms < sent_ms]
+        has = any((d.epoch, d.offset) == (claim.epoch, fields["from"]) for d in busy)
+        if not has and not any(d.begin_ms <= sent_ms - timeout_ms / 2 for d in busy):
+            text = f"client {client} gives up {claim.key} {fields['from']} as silent, and no handler had it"
+            yield Violation("S26", sent_ms, claim.epoch, text)

@@ -1,0 +1,92 @@
+"""Planted bugs in `process`: lanes, retries, what becomes of messages that wait when a partition moves.
+
+They are in the shipped code of marshal_py/client/process. mutants.py alone calls this file. The docstring of a replaced
+function says how it behaves with the bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from marshal_py.client.messages.message import begin, claim_of
+from marshal_py.client.process import processing
+from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
+from marshal_py.client.process.processing import Processing
+
+Patch = tuple[Any, str, Any]
+
+
+def k1() -> list[Patch]:
+    return [(Lanes, "park", Lanes.done)]
+
+
+def k2() -> list[Patch]:
+    unpark = Lanes._unpark
+
+    def stays(self: Lanes, lane: Lane) -> None:
+        """Keeps what is tried again later, and so its lane, although its claim is over."""
+        if lane.parked is not None and not claim_of(lane.parked).sealed:
+            unpark(self, lane)
+
+    return [(Lanes, "_unpark", stays)]
+
+
+def k3() -> list[Patch]:
+    lane_of = Processing._lane_of
+
+    def of_its_own(self: Processing[Any, Any], message: AnyMessage) -> LaneKey:
+        """Puts a message that comes again into a lane of its own."""
+        key = lane_of(self, message)
+        return key if message.delivery_count == 1 else LaneKey(key.tp, None, message.offset)
+
+    return [(Processing, "_lane_of", of_its_own)]
+
+
+def k4() -> list[Patch]:
+    return [(processing, "put_back", lambda message, delay_s=0.0: message.nak(delay_s))]
+
+
+def k5() -> list[Patch]:
+    return [(processing, "put_back", lambda message, delay_s=0.0: True)]
+
+
+def k6() -> list[Patch]:
+    return [(processing, "waiting_again", lambda claim, delivery: [])]
+
+
+def k7() -> list[Patch]:
+    return [(Lanes, "all_waiting", lambda self: [])]
+
+
+def k8() -> list[Patch]:
+    def whatever_is_paused(self: Processing[Any, Any], message: AnyMessage) -> bool | None:
+        with self._context.lock:
+            return begin(message, self._context.clock.now())
+
+    return [(Processing, "_may_begin", whatever_is_paused)]
+
+
+def k9() -> list[Patch]:
+    return [(Lanes, "in_vain", lambda self: [])]
+
+
+# Name, what it does wrong, the bug, the faults that make it likely to show, and other options.
+_LANES: Final = {"mode": 1, "rate": 60, "intervals": 12}
+PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...], dict[str, Any]], ...]] = (
+    ("K1", "a lane goes on before its message is tried again", k1, ("lanes",), _LANES),
+    ("K2", "a lane waits for a message that went with its claim", k2, ("lanes", "admin", "lag"), _LANES),
+    ("K3", "a message that comes again gets another lane", k3, ("lanes", "arrive"), _LANES),
+    (
+        "K4",
+        "what waits in lanes counts as delivered when it is given back",
+        k4,
+        ("lanes", "answers", "arrive", "leave"),
+        _LANES,
+    ),
+    ("K5", "what waits in lanes is not given back", k5, ("lanes", "arrive", "leave"), _LANES),
+    ("K6", "the next process begins behind what is tried again later", k6, ("lanes",), _LANES),
+    ("K7", "what waits in lanes is taken for messages of silent handlers", k7, ("lanes", "slow_handler"), _LANES),
+    ("K8", "a handler begins with what its user has paused", k8, ("lanes", "calls"), _LANES),
+    ("K9", "a handler that has lost its claim holds up its lane", k9, ("lanes", "stuck_handler", "calls"), _LANES),
+)
