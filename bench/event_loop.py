@@ -65,7 +65,7 @@ callbacks: Callbacks | None = None  # of a contestant's process
 
 
 def started() -> None:
-    """Is called by a contestant with its first message."""
+    """A contestant calls this with its first message."""
     assert callbacks is not None
     callbacks.begin()
 

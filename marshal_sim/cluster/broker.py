@@ -20,7 +20,7 @@ MILLION = 1_000_000
 
 
 class CoordinationLog:
-    """Holds one coordination log, which is one partition of the coordination topic."""
+    """One coordination log, which is one partition of the coordination topic."""
 
     began: int
     inherited: int
@@ -51,7 +51,7 @@ class CoordinationLog:
 
 
 class LeaderClock:
-    """Is the wall clock of one broker, with its own rate and with jumps."""
+    """The wall clock of one broker, with its own rate and with jumps."""
 
     def __init__(self) -> None:
         self.rate_ppm = 0

@@ -30,7 +30,7 @@ PAUSE_MS_MAX: Final = 3_600_000  # a pause that lasts longer is not waited out i
 
 
 class InitialLog(NamedTuple):
-    """Holds the part of one log that a starting reader needs."""
+    """The part of one log that a starting reader needs."""
 
     number: int
     first: int  # 0, or the checkpoint of a confirmed snapshot
@@ -38,7 +38,7 @@ class InitialLog(NamedTuple):
 
 
 class InitialGroup(NamedTuple):
-    """Describes one group, as it is at the end of the dump."""
+    """One group, as it is at the end of the dump."""
 
     name: str
     mode: int
@@ -46,14 +46,14 @@ class InitialGroup(NamedTuple):
 
 
 class InitialPartition(NamedTuple):
-    """Describes a partition of a target topic: the offsets of its messages, and its end."""
+    """A partition of a target topic: the offsets of its messages, and its end."""
 
     offsets: tuple[int, ...]
     end: int
 
 
 class DumpState(NamedTuple):
-    """Holds everything that a run begins with."""
+    """Everything that a run begins with."""
 
     root: bytes  # the root Genesis, as bytes in log 0
     partitions: int  # logs

@@ -262,7 +262,7 @@ class SimulatedWorker:
 
 
 class _Answer:
-    """Holds the cluster's answer to a question of a task, on its way to the task."""
+    """The cluster's answer to a question of a task, on its way to the task."""
 
     __slots__ = ("_answer", "_error", "given", "steps")
 

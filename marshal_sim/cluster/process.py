@@ -48,7 +48,7 @@ class Environment(Protocol):
 
 
 class InFlightRecord:
-    """Holds a record on its way to the log."""
+    """A record on its way to the log."""
 
     __slots__ = ("landed", "log", "value")
 
@@ -260,7 +260,7 @@ class Process:
         return route(self.group, root.partitions)
 
     def ran(self) -> None:
-        """Is called after something has run in this process that its own steps do not know of."""
+        """The cluster calls this after something has run here that the own steps do not know of."""
 
     def _write_genesis(self) -> None:
         """Writes a Genesis, unless it wrote one a short time ago; `act` calls this until the fold has accepted one.

@@ -110,7 +110,7 @@ class Query(Client):
 
     @property
     def overdue(self) -> bool:
-        """Tells whether the member has left its group because the query did not call in time."""
+        """Returns whether the member has left its group because the query did not call in time."""
         return self.driver is not None and isinstance(self.driver.error, BatchOverdue)
 
     def _reason(self) -> MarshalError | None:
@@ -137,7 +137,7 @@ class Query(Client):
         self.environment.schedule(delay_ms, self, step, argument)
 
     def _joined(self) -> bool:
-        """Tells whether the member has joined. From then on the query makes its calls whatever becomes of it."""
+        """Returns whether the member has joined. From then on the query makes its calls whatever becomes of it."""
         member = self.member
         self._ready = self._ready or (member is not None and member.session >= 0 and member.group is not None)
         return self._ready

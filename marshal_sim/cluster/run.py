@@ -72,7 +72,7 @@ V6_KINDS: Final = frozenset(
 
 
 class Result(NamedTuple):
-    """Holds the result of one seed."""
+    """The result of one seed."""
 
     seed: int
     verdict: str  # ok, violation

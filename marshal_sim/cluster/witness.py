@@ -52,7 +52,7 @@ class Witness(Process):
 
 
 class Witnesses(dict[Client, Witness]):
-    """Holds the witness of each client. It is made when it first has something to notice."""
+    """The witness of each client. It is made when it first has something to notice."""
 
     def __missing__(self, client: Client) -> Witness:
         self[client] = witness = Witness(client)

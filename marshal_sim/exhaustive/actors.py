@@ -51,7 +51,7 @@ class Effects(Struct):
 
 
 class FetchedMessages:
-    """Holds the messages of one claim, all fetched at once, and what its handlers did, as the actor itself counts
+    """The messages of one claim, all fetched at once, and what its handlers did, as the actor itself counts
     it.
     """
 

@@ -20,7 +20,7 @@ PROGRESS_STATES: Final = 20_000  # expanded between two reports of progress: a s
 
 
 class Broken(NamedTuple):
-    """Describes a promise that a step breaks. `path` has every step from the beginning of the search to that one, in
+    """A promise that a step breaks. `path` has every step from the beginning of the search to that one, in
     words.
     """
 
@@ -38,7 +38,7 @@ class Progress(NamedTuple):
 
 
 class SearchReport(NamedTuple):
-    """Holds the result of a search. `clipped` counts the steps that were not taken because they would leave the
+    """The result of a search. `clipped` counts the steps that were not taken because they would leave the
     bounds.
     """
 
@@ -57,7 +57,7 @@ class SearchReport(NamedTuple):
 
 
 class Share:
-    """Holds the states that one process of the search expands, level by level.
+    """The states that one process of the search expands, level by level.
 
     There are `of` processes with the numbers 0 to `of` - 1, and this is the share of process `number`. A state's log
     decides to which share the state belongs. `first` is the state where the search begins.

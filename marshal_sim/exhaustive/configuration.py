@@ -28,7 +28,7 @@ def consumer(name: str, mode: int = AT_LEAST_ONCE, **changed: object) -> MemberO
 
 
 class Role(NamedTuple):
-    """Describes the process that may run in a slot: a consumer with `options`, or an admin with the operation
+    """The process that may run in a slot: a consumer with `options`, or an admin with the operation
     `plan`.
     """
 
@@ -60,7 +60,7 @@ UNBOUNDED: Final = Bounds(quanta=200, records=200, in_flight=50, stops=15, crash
 
 
 class Configuration(NamedTuple):
-    """Describes one small model, without the script that leads to where its search begins (configurations.py has
+    """One small model, without the script that leads to where its search begins (configurations.py has
     that).
     """
 

@@ -53,7 +53,7 @@ def created(config: GroupConfig, option: str = "", a: object = None, b: object =
 
 
 class Model(NamedTuple):
-    """Holds a configuration, and the script that leads to the state where its search begins."""
+    """A configuration, and the script that leads to the state where its search begins."""
 
     configuration: Configuration
     setup: Callable[[SetupScript], None]

@@ -65,7 +65,7 @@ def search(
 
 
 class WorkerPool:
-    """Holds the processes of a search, as their parent sees them."""
+    """The processes of a search, as their parent sees them."""
 
     def __init__(self, prepare: Prepare, of: int) -> None:
         context = get_context("spawn")  # not fork: the caller may have threads

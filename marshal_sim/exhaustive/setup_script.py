@@ -19,7 +19,7 @@ STEPS_MAX = 1_000  # a script that needs more is in an endless loop
 
 
 class SetupScript:
-    """Holds one state of a model and moves it step by step. Time passes only in `wait`."""
+    """Moves one state of a model step by step. Time passes only in `wait`."""
 
     def __init__(self, search: Search) -> None:
         self.search = search

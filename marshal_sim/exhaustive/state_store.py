@@ -66,7 +66,7 @@ def newer(record: Record) -> bytes:
 
 
 class Entry(NamedTuple):
-    """Holds a record that is in the log, or on its way there."""
+    """A record that is in the log, or on its way there."""
 
     value: bytes
     sent_ms: int
@@ -74,7 +74,7 @@ class Entry(NamedTuple):
 
 
 class View(NamedTuple):
-    """Holds the part of a process's condition that decides which steps the process can take."""
+    """The part of a process's condition that decides which steps the process can take."""
 
     log: int  # the prefix that was read
     due_quanta: int  # a tick at this time or later does something
@@ -84,7 +84,7 @@ class View(NamedTuple):
 
 
 class Frozen(NamedTuple):
-    """Holds a condition of a process, in the form in which it is stored."""
+    """A condition of a process, in the form in which it is stored."""
 
     view: View
     digest: bytes  # of its canonical form
@@ -92,7 +92,7 @@ class Frozen(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Holds the result of one event of a process: its new condition, what it sent, and what it broke."""
+    """The result of one event of a process: its new condition, what it sent, and what it broke."""
 
     what: str
     argument: int
@@ -104,7 +104,7 @@ class Outcome(NamedTuple):
 
 
 class Network(NamedTuple):
-    """Holds the records on their way: a queue per process, which keeps its order, and strays.
+    """The records on their way: a queue per process, which keeps its order, and strays.
 
     A stray record may come at any time, or never.
     """
@@ -118,7 +118,7 @@ class Network(NamedTuple):
 
 
 class StateStore:
-    """Holds the tables of every log, network, journal and condition that the search has met."""
+    """The tables of every log, network, journal and condition that the search has met."""
 
     def __init__(self, slots: int) -> None:
         self.entries: list[Entry] = []

@@ -45,7 +45,7 @@ def _due_ms(history: History, given_back: Delivery) -> float:
 
 
 def _counts(history: History, claim: ClaimSpan, d: Delivery) -> bool:
-    """Tells whether the deliveries that the log had counted at the claim's position were those of this message.
+    """Returns whether the deliveries that the log had counted at the claim's position were those of this message.
 
     They were not if the message was produced later: then an owner may have seen the partition end there (D11).
     """

@@ -14,7 +14,7 @@ CHECKPOINT_OFFSETS: Final = 16  # G1
 
 
 class Checkpoints:
-    """Holds the digests of one log, from the checkpoint at which reading begins."""
+    """The digests of one log, from the checkpoint at which reading begins."""
 
     def __init__(self, at: int = 0, chain: int = 0, states: Mapping[str, int] | None = None) -> None:
         self.first = at

@@ -12,7 +12,7 @@ FOREVER: Final = 2**62  # an offset after every log
 
 
 class ClaimSpan:
-    """Describes one accepted claim. It lasts from the record at offset `epoch` to the one at offset `end`."""
+    """One accepted claim. It lasts from the record at offset `epoch` to the one at offset `end`."""
 
     __slots__ = (
         "attempts",
@@ -98,7 +98,7 @@ class Extension(NamedTuple):
 
 
 class SessionFacts:
-    """Holds the facts of one session."""
+    """The facts of one session."""
 
     instance: bytes
     client_id: str
@@ -155,7 +155,7 @@ class Grant(NamedTuple):
 
 
 class Eviction(NamedTuple):
-    """Describes an accepted Evict.
+    """An accepted Evict.
 
     `observed` is the extension that it names. `waited_ms` passed between the append of that extension and the Evict's
     first sending.
@@ -171,7 +171,7 @@ class Eviction(NamedTuple):
 
 
 class FinalPosition(NamedTuple):
-    """Holds the position of a partition at the offset by which everything should be done."""
+    """The position of a partition at the offset by which everything should be done."""
 
     position: int
     parked: bool

@@ -32,7 +32,7 @@ GONE, STARVED = "gone", "starved"
 
 
 class Departure(NamedTuple):
-    """Describes a client that is gone, or that can no longer do its work (`how` says which)."""
+    """A client that is gone, or that can no longer do its work (`how` says which)."""
 
     ms: float
     group: str
@@ -52,7 +52,7 @@ class Absence(NamedTuple):
 
 
 class Demands(NamedTuple):
-    """Describes the course of a run. What the run must achieve follows from it."""
+    """The course of a run. What the run must achieve follows from it."""
 
     interval_ms: int
     healed_ms: float

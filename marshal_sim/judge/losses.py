@@ -26,7 +26,7 @@ DROPPED = "amo_dropped"  # D3
 
 
 class Noted(NamedTuple):
-    """Describes a Note that names messages which no client will get. `kind` says why, `sent_ms` when it was last
+    """A Note that names messages which no client will get. `kind` says why, `sent_ms` when it was last
     sent.
     """
 

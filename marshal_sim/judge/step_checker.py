@@ -21,7 +21,7 @@ AT_LEAST_ONCE, AT_MOST_ONCE = 1, 2
 
 
 class AcceptedClaim(NamedTuple):
-    """Describes one accepted claim of a partition."""
+    """One accepted claim of a partition."""
 
     key: Key
     session: int
@@ -32,7 +32,7 @@ class AcceptedClaim(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """Describes the newest extension of a live session. `sent_ms` is the latest time at which an extension so far was
+    """The newest extension of a live session. `sent_ms` is the latest time at which an extension so far was
     sent.
     """
 
@@ -51,7 +51,7 @@ class PositionAdvance(NamedTuple):
 
 
 class Facts:
-    """Holds the facts of one prefix of the log about one group."""
+    """The facts of one prefix of the log about one group."""
 
     __slots__ = (
         "advances",
@@ -207,7 +207,7 @@ class Facts:
 
 
 class Delivery(NamedTuple):
-    """Describes a message that is being handed to a handler. `first`: whether it is the claim's first."""
+    """A message that is being handed to a handler. `first`: whether it is the claim's first."""
 
     instance: bytes
     epoch: int

@@ -26,7 +26,7 @@ CLAIM: Final = 5
 
 
 class _Times:
-    """Holds the time of each record, as a fold that had a clock would know it, and of each session's last extension."""
+    """The time of each record, as a fold that had a clock would know it, and of each session's last extension."""
 
     def __init__(self, time_of: Callable[[Process, int], int], step_ms_max: int | None = None) -> None:
         self.time_of = time_of

@@ -88,7 +88,7 @@ def route(group: str, partitions: int) -> int:
 
 
 class Oracle:
-    """Holds the state of one log, folded record by record."""
+    """The state of one log, folded record by record."""
 
     def __init__(self, log: int = 0, root: bytes | None = None, expect_incarnation: bytes | None = None) -> None:
         self.log = log

@@ -16,7 +16,7 @@ Name = tuple[bytes, int, int, int, int]  # instance, N, number of chunks, state 
 
 
 class LogState(NamedTuple):
-    """Holds the state of one log at the checkpoint `at`."""
+    """The state of one log at the checkpoint `at`."""
 
     incarnation: bytes
     partitions: int

@@ -65,7 +65,7 @@ DIFFERENCES: Final = (
 
 
 class FirstViolation(Struct, frozen=True):
-    """Describes the first violation: the record, its sender, its time, and the rule that the record breaks."""
+    """The first violation: the record, its sender, its time, and the rule that the record breaks."""
 
     invariant: str
     log: int

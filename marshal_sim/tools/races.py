@@ -31,7 +31,7 @@ class Task(NamedTuple):
 
 
 class TimedRun(NamedTuple):
-    """Holds the counts of one run, and the CPU time that it took."""
+    """The counts of one run, and the CPU time that it took."""
 
     task: Task
     cpu_s: float
@@ -43,7 +43,7 @@ class TimedRun(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Holds the rates over all runs of one kind: with faults, or calm."""
+    """The rates over all runs of one kind: with faults, or calm."""
 
     runs: int
     cpu_s: float
@@ -53,7 +53,7 @@ class Rates(NamedTuple):
 
 
 class Races(NamedTuple):
-    """Holds the measured rates over all runs."""
+    """The measured rates over all runs."""
 
     complete: bool  # False: stopped by Ctrl-C; what is here was run all the same
     processes: int

@@ -28,7 +28,7 @@ h1{font-size:20px}h2{font-size:16px}pre{background:#f4f4f4;padding:.6em}.fault{s
 
 
 class Span(NamedTuple):
-    """Describes a bar in one row of the picture: something that lasted from `from_ms` to `to_ms`."""
+    """A bar in one row of the picture: something that lasted from `from_ms` to `to_ms`."""
 
     row: str
     from_ms: float

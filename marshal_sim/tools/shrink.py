@@ -20,7 +20,7 @@ SLACK_MS: Final = 1  # the run ends so long after the violation
 
 
 class Shrunk(NamedTuple):
-    """Holds a schedule that still fails, its result, and how many runs it took to find it."""
+    """A schedule that still fails, its result, and how many runs it took to find it."""
 
     schedule: Schedule
     result: Result

@@ -51,7 +51,7 @@ _ARROW: Final = pa.schema(
 
 
 class Run(NamedTuple):
-    """Is a row of `sweep`: the result of one seed.
+    """A row of `sweep`: the result of one seed.
 
     `again` says how to run the seed again; it is None if the seed violated nothing.
     """

@@ -59,7 +59,7 @@ Done = TypeVar("Done")
 
 
 class Total(NamedTuple):
-    """Holds the sum over many seeds."""
+    """The sum over many seeds."""
 
     seeds: int
     violations: int
@@ -153,7 +153,7 @@ def leave_interrupts_to_the_parent() -> None:
 
 
 class Found(NamedTuple):
-    """Holds the result of the search for one planted bug."""
+    """The result of the search for one planted bug."""
 
     mutant: str
     found: bool | str  # also "counted", which is no planted bug
@@ -212,7 +212,7 @@ def _run_biased(seed: int, name: str) -> Result:
 
 
 class TraceEvent(NamedTuple):
-    """Describes something that happened in a run."""
+    """Something that happened in a run."""
 
     ms: float
     who: str
@@ -264,7 +264,7 @@ def run_one(seed: int, mutant: str | None = None) -> Result:
 
 
 class TracedRun(NamedTuple):
-    """Holds a run, with everything that happened in it in the order of time."""
+    """A run, with everything that happened in it in the order of time."""
 
     result: Result
     trace: list[TraceEvent]

@@ -40,7 +40,7 @@ class Difference(Struct, frozen=True):
 
 
 class Comparison(Struct):
-    """Holds the counts of what was compared, and the differences: the first one of each log."""
+    """The counts of what was compared, and the differences: the first one of each log."""
 
     logs: int = 0
     records: int = 0

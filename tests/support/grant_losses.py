@@ -52,7 +52,7 @@ Place = tuple[int, int]  # partition, offset
 
 
 def consume(servers: str, topic: str, group: str, handler_ms: int, path: str) -> None:
-    """Is the program of a consumer."""
+    """The program of a consumer."""
     journal = Journal(Path(path))
     with (
         marshal_py.connect(servers, last_will="off") as marshal,
@@ -83,7 +83,7 @@ def consume(servers: str, topic: str, group: str, handler_ms: int, path: str) ->
 
 
 class Life:
-    """Is one consumer's process, with its journal."""
+    """One consumer's process, with its journal."""
 
     def __init__(self, servers: str, topic: str, group: str, handler_ms: int, path: Path) -> None:
         self.lines: list[dict[str, Any]] = []

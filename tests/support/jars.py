@@ -137,7 +137,7 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock on this file. The kernel releases it when the process ends, so it cannot go stale."""
+    """An exclusive lock on this file. The kernel releases it when the process ends, so it cannot go stale."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
