@@ -371,8 +371,8 @@ class RangePlanner:
                 self._ranges.touch(one, now)
 
     def finish(self, taken: Iterable[Taken]) -> None:
-        """Acks the ranges and waits for the log, but at most once, where grants have moved the positions. Raises
-        ClaimLost, AckNotConfirmed."""
+        """Acks the ranges and waits for the log, except in at-most-once mode, where grants have moved the positions.
+        Raises ClaimLost, AckNotConfirmed."""
 
         def ack() -> list[Acked]:
             with self._context.outbox, self._context.lock:
@@ -433,14 +433,14 @@ class QueryPlanner:
                 self._driver.kick()
 
     def plan(self, start: End, available: Sequence[ClaimedRange]) -> End:
-        """Returns the end of the batch after `start`, or `start` if nothing is to be read. At least once it delivers
-        the ranges."""
+        """Returns the end of the batch after `start`, or `start` if nothing is to be read. In at-least-once mode it
+        delivers the ranges."""
         self._ranges.alive()
         with self._context.outbox, self._context.lock:
             return self.batches.plan(start, available, self._context.clock.now())
 
     def take(self, end: End, wanted: Sequence[ClaimedRange] | None) -> list[Taken]:
-        """At most once: delivers what the log grants of the batch that ends at `end`. `wanted` None: an earlier
+        """In at-most-once mode: delivers what the log grants of the batch that ends at `end`. `wanted` None: an earlier
         consumer planned it, whose tasks may have read it, so nothing is delivered and the loss is noted."""
         if wanted is None:
             self._ranges.settle()
@@ -452,7 +452,7 @@ class QueryPlanner:
         return taken
 
     def note_uncommitted(self) -> None:
-        """At the end of this process, at most once: notes delivered and uncommitted ranges as lost."""
+        """At the end of this process, in at-most-once mode: notes delivered and uncommitted ranges as lost."""
         if self._ranges.at_most_once:
             with self._context.outbox, self._context.lock:
                 self._note(self.batches.uncommitted())

@@ -250,8 +250,8 @@ class _Story:
 
 
 def _change(before: Standing, after: Standing, lost: Span | None) -> str:
-    """Returns what a record did to the partition, as a sentence's end, or "". `lost`: at most once, by the owner whose
-    session ended."""
+    """Returns what a record did to the partition, as a sentence's end, or "". `lost`: in at-most-once mode, by the
+    owner whose session ended."""
     changes = []
     if before.owner != after.owner:
         changes.append("nobody owns it now" if after.owner == NONE else f"{after.client_id} owns it now")

@@ -39,8 +39,8 @@ ENDLESS: Final = Allowance()
 
 
 class Fetched:
-    """A chunk of messages of one partition. `at`: the first undelivered. `run`: tracks acks; None at most once and for
-    what is fetched ahead."""
+    """A chunk of messages of one partition. `at`: the first undelivered. `run`: tracks acks; None in at-most-once mode
+    and for what is fetched ahead."""
 
     __slots__ = ("_held_bytes", "at", "last_offset", "messages", "run", "size_bytes")
 

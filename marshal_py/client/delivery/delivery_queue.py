@@ -206,7 +206,7 @@ class DeliveryQueue:
 
     def _at_bound(self, buffer: Buffer) -> bool:
         """Returns whether a partition has what it may have, whatever the memory: AHEAD_MESSAGES_MAX before it is
-        claimed, then, at least once, BOUNDS.unacked from the position to the newest fetched."""
+        claimed, then, in at-least-once mode, BOUNDS.unacked from the position to the newest fetched."""
         if buffer.claim is None:
             return buffer.size >= AHEAD_MESSAGES_MAX
         tracker = buffer.claim.tracker
@@ -364,7 +364,8 @@ class DeliveryQueue:
         self.redelivering.begin()
 
     def take_back(self) -> None:
-        """Undoes a fetch that ctrl-C interrupted: at least once they are delivered again, at most once lost."""
+        """Undoes a fetch that ctrl-C interrupted: in at-least-once mode they are delivered again, in at-most-once mode
+        lost."""
         while self._taking:
             run, delivered = self._taking.pop()
             run.delivered = delivered
@@ -431,8 +432,8 @@ class DeliveryQueue:
         return something
 
     def user_returned(self) -> None:
-        """The user asks for more: resumes fetching for low buffers. At most once he is done with the last ones; in a
-        pinned group it keeps the pin (A11)."""
+        """The user asks for more: resumes fetching for low buffers. In at-most-once mode he is done with the last ones;
+        in a pinned group it keeps the pin (A11)."""
         self.member.asked, self.asked_ms = True, self.clock_now().mono_ms
         self.rate.returned(self.delivered, self.asked_ms)
         self._gate_shut = self._gate_shut and self.deliverable() > 0

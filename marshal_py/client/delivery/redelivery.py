@@ -41,7 +41,7 @@ def blocked(claim: Claim) -> bool:
 
 def most_deliveries(claim: Claim) -> int:
     """Returns the most deliveries of an unfinished message, by earlier owners and this one: at the position, or
-    delivered again here. 0 without one, and at most once."""
+    delivered again here. 0 without one, and in at-most-once mode."""
     tracker = claim.tracker
     if not isinstance(tracker, AtLeastOnce):
         return 0

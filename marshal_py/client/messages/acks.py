@@ -104,8 +104,8 @@ class Delivered:
     again: int
 
     def __init__(self, context: DeliveryContext, claim: Claim, run: OffsetRun | None, again: int = 0) -> None:
-        """A delivery under `claim`. `run` tracks acks; None at most once. `again`: how often this claim delivered it
-        again, with this time."""
+        """A delivery under `claim`. `run` tracks acks; None in at-most-once mode. `again`: how often this claim
+        delivered it again, with this time."""
         self.context, self.claim, self.run, self.again = context, claim, run, again
         self.key_deserializer: Deserializer | None = context.key_deserializer
         self.value_deserializer: Deserializer | None = context.value_deserializer
@@ -181,8 +181,8 @@ class Delivered:
         return Acked(self.claim, () if self.run is None else spans_of(self.run.offsets[first:stop]), not in_time)
 
     def touch(self, first: int, stop: int) -> None:
-        """Restarts the handler timeout of [first, stop) of `run`, at most once of the claim. Nothing once it is sealed:
-        acks that came since are too late, and must not be noted."""
+        """Restarts the handler timeout of [first, stop) of `run`, in at-most-once mode of the claim. Nothing once it is
+        sealed: acks that came since are too late, and must not be noted."""
         with self.context.lock:
             if self.claim.sealed:
                 return
@@ -287,8 +287,8 @@ class UnackedWatch:
                     self._advise(claim, claim.position(), text)
 
     def _age(self, claim: Claim, now: Instant) -> tuple[int, int, int]:
-        """Returns the quarters of the timeout that the longest silent handler was silent, its message (NONE at most
-        once), and its age."""
+        """Returns the quarters of the timeout that the longest silent handler was silent, its message (NONE in
+        at-most-once mode), and its age."""
         oldest = claim.tracker.oldest() if isinstance(claim.tracker, AtLeastOnce) else None
         since_ms = claim.handler_since_ms() if oldest is None else oldest[0]
         if since_ms is None:

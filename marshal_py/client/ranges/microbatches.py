@@ -228,9 +228,9 @@ class MicroBatches:
     # --- the next batch
 
     def plan(self, start: End, available: Sequence[ClaimedRange], now: Instant) -> End:
-        """Returns the end of the batch after `start`, or `start` if nothing is to be read. At least once it delivers
-        what may be delivered of `available`; at most once the driver does (`deliver`), when the query has stored the
-        end."""
+        """Returns the end of the batch after `start`, or `start` if nothing is to be read. In at-least-once mode it
+        delivers what may be delivered of `available`; in at-most-once mode the driver does (`deliver`), when the query
+        has stored the end."""
         for batch in self.delivered.values():  # the query asks for another batch, so it never began this one
             for one in batch.taken:
                 self.ranges.give_back(one)
@@ -306,8 +306,8 @@ class MicroBatches:
     # --- a batch that an earlier member planned
 
     def replay(self, end: End, now: Instant) -> Replay:
-        """Says what becomes of each range of an earlier member's batch; at least once it delivers what it may. Call
-        again while `waits` has entries."""
+        """Says what becomes of each range of an earlier member's batch; in at-least-once mode it delivers what it may.
+        Call again while `waits` has entries."""
         self.settle_proven(now)
         result = Replay([], {}, {})
         for tp, planned in planned_in(end, self.incarnation).items():

@@ -50,7 +50,7 @@ class ClaimedRange(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A delivered range. `run`, from index `first`: which of its offsets are done; None at most once."""
+    """A delivered range. `run`, from index `first`: which of its offsets are done; None in at-most-once mode."""
 
     range: ClaimedRange
     claim: Claim
@@ -59,8 +59,8 @@ class Taken(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """One claim of this process: `epoch`, its `session`, the owner `after` which it came; `start`: at most once where
-    it began, else NONE."""
+    """One claim of this process: `epoch`, its `session`, the owner `after` which it came; `start`: in at-most-once mode
+    where it began, else NONE."""
 
     epoch: int
     session: int
@@ -256,7 +256,8 @@ class Ranges:
 
     def take(self, wanted: ClaimedRange, now: Instant) -> Taken | None:
         """Delivers and returns a range; None if its claim has changed or a range in flight, the gate is shut, or it is
-        paused. At least once it begins at the next offset; at most once the oldest undelivered grant comes instead."""
+        paused. In at-least-once mode it begins at the next offset; in at-most-once mode the oldest undelivered grant
+        comes instead."""
         planned = self.claims.get(wanted.tp)
         if planned is None or planned.taken is not None or planned.claim.epoch != wanted.token.epoch:
             return None

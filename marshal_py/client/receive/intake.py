@@ -53,7 +53,7 @@ class Intake:
 
     def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES, most: int = sys.maxsize) -> Steps[Sequence[Chunk]]:
         """Moves messages to the buffers, or waits `timeout_s` for some or for grants. `wanted`, or PIECE_MESSAGES if
-        more, but for a slow user at most once; `most` bounds all, with 0 it only waits. Returns what came."""
+        more, but for a slow user in at-most-once mode; `most` bounds all, with 0 it only waits. Returns what came."""
         queue, context = self._queue, self._context
         if queue.at_most_once:
             seen = context.changes

@@ -201,8 +201,8 @@ def will_entry(claim: Claim) -> ClaimState | None:
 
 
 def release(session: int, partition: Partition, claim: Claim) -> ReleasingPartition | SeekingPartition:
-    """Returns the Release of a claim, or the SeekingPartition that replaces it (F6.6). At least once: where the next
-    owner starts (F6.2); at most once: gives back what was not handed over (F6.3)."""
+    """Returns the Release of a claim, or the SeekingPartition that replaces it (F6.6). In at-least-once mode: where the
+    next owner starts (F6.2); in at-most-once mode: gives back what was not handed over (F6.3)."""
     tracker = claim.tracker
     if claim.seek_to != NONE:
         return SeekingPartition(session, claim.epoch, claim.seek_to)

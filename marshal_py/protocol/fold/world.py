@@ -230,8 +230,8 @@ class Group:
         return known.parked if known is not None else ""
 
     def unsettled(self, tp: TopicPartition) -> Span | None:
-        """Returns the offsets that the ended owner of `tp` was granted at most once and neither reported nor gave back:
-        at most these are lost (F3.3). None without any, or while somebody owns it."""
+        """Returns the offsets that the ended owner of `tp` was granted in at-most-once mode and neither reported nor
+        gave back: at most these are lost (F3.3). None without any, or while somebody owns it."""
         known = self.partitions.get(tp) if self.mode == AT_MOST_ONCE else None
         if known is None or known.owner != NONE or not NONE < known.floor < known.position:
             return None

@@ -269,8 +269,8 @@ class MemberState:
         self.out.lost.append((claim, claim.reason))
 
     def seek(self, tp: TopicPartition, position: int, now: Instant) -> Claim | None:
-        """Begins to move the position of an open claim, at least once (T20), and returns it, or None. Nothing more of
-        it is delivered, its acks come too late, and a new claim follows."""
+        """Begins to move the position of an open claim, in at-least-once mode (T20), and returns it, or None. Nothing
+        more of it is delivered, its acks come too late, and a new claim follows."""
         claim = next((c for c in self.claims.values() if c.tp == tp and c.phase is ClaimPhase.OPEN), None)
         if claim is not None:
             claim.seek(position, now.mono_ms)

@@ -222,8 +222,9 @@ class ClaimingPartition(Struct, array_like=True, frozen=True, tag=5):
 
 
 class ReleasingPartition(Struct, array_like=True, frozen=True, tag=6):
-    """Ends a claim; the next owner starts at the position (rule 6). `give`: at most once, the position to go back to,
-    because grants were not used; `observed` is then the present one. `parked`: why nobody may claim it, or ""."""
+    """Ends a claim; the next owner starts at the position (rule 6). `give`: in at-most-once mode, the position to go
+    back to, because grants were not used; `observed` is then the present one. `parked`: why nobody may claim it, or
+    ""."""
 
     session: Offset
     epoch: Offset

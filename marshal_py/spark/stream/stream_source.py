@@ -205,8 +205,8 @@ class QueryMember:
         return waits
 
     def take(self, start: dict[str, Any], end: dict[str, Any]) -> list[Taken]:
-        """Returns the ranges of the batch that ends at `end`. At most once a replayed one is empty, because it may have
-        been read, and the loss is noted."""
+        """Returns the ranges of the batch that ends at `end`. In at-most-once mode a replayed one is empty, because it
+        may have been read, and the loss is noted."""
         taken = self.query.batches.delivered_ranges(end)
         if taken is None:
             planned = self.planned.pop(key_of(end), None)
