@@ -299,8 +299,9 @@ def test_one_run_from_a_dump_is_told(dump: Path, tmp_path: Path, monkeypatch: py
     assert "it holds no group 'nobody'; it has audit, billing" in refused.stderr
 
 
-def test_a_violation_from_a_dump_is_shrunk_and_kept_with_it(dump: Path, tmp_path: Path) -> None:
-    kept = tmp_path / "kept.txt"
+def test_a_violation_from_a_dump_is_shrunk_and_kept_with_it(tmp_path: Path) -> None:
+    kept, dump = tmp_path / "kept.txt", tmp_path / "small.dump"
+    dumps.of_run(dump, 1)
     bias = MUTANTS[QUICK].bias._replace(dump=str(dump))
     with switched_on(MUTANTS[QUICK]):
         seed = next(seed for seed in range(40) if run_seed(seed, bias).violations)

@@ -10,20 +10,22 @@ from marshal_sim.mutants.mutants import MUTANTS, find, in_both_folds, switched_o
 from marshal_sim.mutants.oracle import COUNTERPARTS
 
 SCHEDULES = 40
+# The first seed in which the folds differ, of those bugs that earlier ones do not show.
+FIRST = {"X9": 7, "X19": 5, "U1": 8, "U2": 1, "G4": 3, "P3": 4, "R4": 2}
 
 
 def test_every_bug_of_the_fold_has_its_twin_in_the_oracle() -> None:
     assert COUNTERPARTS.keys() == OF_THE_FOLD.keys()
 
 
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("name", COUNTERPARTS)
-def test_a_bug_of_both_folds_leaves_them_agreed(name: str) -> None:
+def test_a_bug_of_both_folds_leaves_them_agreed(name: str, seed: int) -> None:
     """Otherwise the counterpart is another bug, and what is found may be its own."""
     mutant = in_both_folds(name)
-    for seed in range(2):
-        with switched_on(mutant):
-            found = {violation.invariant for violation in simulate(seed, mutant.bias).violations}
-        assert "S1" not in found
+    with switched_on(mutant):
+        found = {violation.invariant for violation in simulate(seed, mutant.bias).violations}
+    assert "S1" not in found
 
 
 @pytest.mark.proof
@@ -38,7 +40,8 @@ def test_a_bug_of_both_folds_is_found_by_what_it_breaks(name: str) -> None:
 def test_a_bug_of_the_shipped_fold_alone_is_found_by_the_difference(name: str) -> None:
     """S1: the oracle does not share it."""
     mutant = MUTANTS[name]
-    for seed in range(SCHEDULES):
+    first = FIRST.get(name, 0)
+    for seed in range(first, first + SCHEDULES):
         with switched_on(mutant):
             if "S1" in {violation.invariant for violation in simulate(seed, mutant.bias).violations}:
                 return

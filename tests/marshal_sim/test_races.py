@@ -11,7 +11,7 @@ from marshal_sim.tools import races, sweep
 from marshal_sim.tools.races import Task
 from tests.support import soak
 
-SEEDS = range(3)
+SEEDS = range(1, 4)
 SWEPT = range(100, 125)
 
 
@@ -27,7 +27,7 @@ def test_the_hash_does_not_depend_on_the_number_of_processes() -> None:
     assert one.faulty.runs == len(SEEDS)
     assert one.calm.runs == 1
     assert one.calm.simulated_hours_per_cpu_hour > 0
-    assert races.measure(range(1, 4), None, 2, quiet).trace_hash != one.trace_hash
+    assert races.measure(range(5, 8), None, 2, quiet).trace_hash != one.trace_hash
 
 
 def test_so_many_seconds_run_the_first_seeds() -> None:
@@ -43,7 +43,7 @@ def test_so_many_seconds_run_the_first_seeds() -> None:
     assert told == list(range(1, again.runs + 1))
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.proof), 2])
 def test_an_interrupt_leaves_what_was_run(processes: int) -> None:
     def stop(runs: int, seconds: float) -> None:
         if runs == 3:
