@@ -45,8 +45,8 @@ lint: $(TEST_STAMP)
 	$(BIN)/mypy
 
 # Seven processes also on two cores, because tests wait for more than half of their time. `--quick` leaves out what needs
-# Kafka or Spark, and the slowest files (tests/support/file_scheduler.py). Tests start some hundred Python processes, and
-# each would compile the package again if PYTHONDONTWRITEBYTECODE were set.
+# Kafka or Spark, and files of more than 3 CPU seconds (tests/support/file_scheduler.py). Tests start some hundred Python
+# processes, and each would compile the package again if PYTHONDONTWRITEBYTECODE were set.
 check: lint
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 7 --dist loadfile --no-loadscope-reorder --quick $(ARGS)
 

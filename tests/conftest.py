@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, settings
 pytest_plugins = [
     "tests.support.clusters",
     "tests.support.postgres",
-    "tests.support.file_scheduler",
     "tests.support.file_times",
+    "tests.support.file_scheduler",  # imports the one before
     "marshal_py.testing.plugin",
     "pytester",
 ]

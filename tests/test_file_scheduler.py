@@ -7,15 +7,18 @@ import sys
 from pathlib import Path
 
 from tests.support.file_scheduler import (
+    ALWAYS,
     KAFKA,
     NEITHER,
+    QUICK_S,
     ROOT,
-    SLOW,
     SPARK,
     SPARK_ELSEWHERE,
+    cpu_s,
     is_quick,
     kind_of,
     next_file,
+    wall_s,
 )
 
 FILES = sorted(str(path.relative_to(ROOT)) for path in Path(ROOT, "tests").rglob("test_*.py"))
@@ -34,7 +37,7 @@ def taken_by(*turns: int) -> list[tuple[int, str]]:
 
 
 def test_the_named_files_exist() -> None:
-    assert {*SLOW, *SPARK_ELSEWHERE} <= set(FILES)
+    assert {*ALWAYS, *SPARK_ELSEWHERE} <= set(FILES)
 
 
 def test_each_file_is_taken_once_by_any_number_of_processes() -> None:
@@ -42,12 +45,21 @@ def test_each_file_is_taken_once_by_any_number_of_processes() -> None:
         assert sorted(file for _, file in taken_by(*range(count))) == FILES
 
 
-def test_a_process_begins_with_its_own_kind_and_with_slow_files() -> None:
+def test_a_process_begins_with_its_own_kind_and_with_the_slowest_files() -> None:
     for process, kind in enumerate((SPARK, KAFKA, NEITHER, NEITHER)):
         mine = [file for file in FILES if kind_of(file) == kind]
         first = [file for _, file in taken_by(process)][: len(mine)]
         assert sorted(first) == sorted(mine)
-        assert {*first[: len(set(SLOW) & set(mine))]} == set(SLOW) & set(mine)
+        assert [wall_s(file) for file in first] == sorted(map(wall_s, mine), reverse=True)
+    assert len({wall_s(file) for file in FILES}) > 50, "the table is read"
+
+
+def test_quick_leaves_out_what_takes_long() -> None:
+    quick = [file for file in FILES if is_quick(file)]
+    assert {file for file in FILES if kind_of(file) == NEITHER and cpu_s(file) > QUICK_S} - set(quick)
+    assert all(cpu_s(file) <= QUICK_S for file in quick if file not in ALWAYS)
+    assert len(quick) > 100
+    assert is_quick("tests/client/test_of_tomorrow.py"), "a new file has no line yet"
 
 
 def test_a_process_without_files_of_its_kind_starts_spark_last() -> None:

@@ -1,11 +1,13 @@
 """A pytest plugin that decides which test files run where: `--quick` for `make check`, and a scheduler for `pytest -n`.
 
-`--quick` leaves out the files that need Spark or Apache Kafka, and those whose tests last longest (SLOW).
+`--quick` leaves out the files that need Spark or Apache Kafka, and those that take more than QUICK_S.
 
 With `--dist loadfile`, every process of pytest-xdist begins with files of its own kind, because starting a Spark
 session, a cluster of three brokers or a cluster of one takes long and happens once per process. A process that has no
-more files of its kind takes those that need neither Kafka nor Spark, then the rest. Within a kind the slow files come
+more files of its kind takes those that need neither Kafka nor Spark, then the rest. Within a kind the slowest come
 first, so that no process waits for one of them at the end. All tests of a file run in one process, in their order.
+
+How long a file takes is what tests/file_times.tsv says; a file without a line is a new one, and quick.
 """
 
 from __future__ import annotations
@@ -15,35 +17,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.support import file_times
+
 if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).parents[2]
 SPARK, KAFKA, NEITHER = range(3)
 SPARK_ELSEWHERE: Final = ("tests/kafka/test_bench.py",)  # `bench.stream` runs two queries
-SLOW: Final = (
-    "tests/spark/test_kills.py",
-    "tests/kafka/test_bench.py",
-    "tests/spark/test_log_tables.py",
-    "tests/kafka/test_processes.py",
-    "tests/kafka/test_admin.py",
-    "tests/kafka/test_recreated.py",
-    "tests/marshal_sim/test_exhaustive.py",
-    "tests/marshal_sim/test_simulate.py",
-    "tests/marshal_sim/test_races.py",
-    "tests/marshal_sim/test_orphans.py",
-    "tests/marshal_sim/test_dump_state.py",
-    "tests/marshal_sim/test_queries.py",
-    "tests/marshal_sim/test_policies.py",
-    "tests/marshal_sim/test_both_folds.py",
-    "tests/cli/test_simulate.py",
-    "tests/cli/test_examples.py",
-    "tests/cli/test_demo.py",
-    "tests/properties/test_folds_agree.py",
-    "tests/transport/test_client_versions.py",
-    "tests/test_api_reference.py",
-    "tests/test_types.py",
-)
+QUICK_S: Final = 3.0  # CPU seconds of a file that `--quick` runs: all of them together take a minute on two cores
+ALWAYS: Final = ("tests/test_architecture.py",)  # quick or not: most changes that it refuses are refused nowhere else
+
+
+TIMES: Final = file_times.times(file_times.TABLE.read_text(encoding="utf-8"))
+
+
+def cpu_s(file: str) -> float:
+    return TIMES.get(file, (0.0, 0.0))[0]
+
+
+def wall_s(file: str) -> float:
+    return TIMES.get(file, (0.0, 0.0))[1]
 
 
 def kind_of(file: str) -> int:
@@ -55,7 +49,7 @@ def kind_of(file: str) -> int:
 
 def is_quick(file: str) -> bool:
     """Whether `--quick` runs this file."""
-    return kind_of(file) == NEITHER and file not in SLOW
+    return kind_of(file) == NEITHER and (cpu_s(file) <= QUICK_S or file in ALWAYS)
 
 
 def order_of(process: int) -> tuple[int, int, int]:
@@ -66,7 +60,7 @@ def order_of(process: int) -> tuple[int, int, int]:
 def next_file(files: list[str], process: int) -> str:
     """The file that this process takes, of those left in the order of collection."""
     order = order_of(process)
-    return min(files, key=lambda file: (order.index(kind_of(file)), file not in SLOW))
+    return min(files, key=lambda file: (order.index(kind_of(file)), -wall_s(file)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

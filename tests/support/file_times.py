@@ -28,10 +28,15 @@ def used_s() -> tuple[float, float]:
     return times.user + times.system, times.children_user + times.children_system
 
 
+def times(table: str) -> dict[str, tuple[float, float]]:
+    """(CPU seconds, wall seconds) by file, as a table says."""
+    rows = [line.split("\t") for line in table.splitlines()[1:]]
+    return {file: (float(cpu), float(wall)) for file, cpu, wall in rows}
+
+
 def read(table: str) -> dict[str, float]:
     """CPU seconds by file, as a table says."""
-    rows = [line.split("\t") for line in table.splitlines()[1:]]
-    return {file: float(cpu) for file, cpu, _ in rows}
+    return {file: cpu for file, (cpu, _) in times(table).items()}
 
 
 def written(times: Mapping[str, tuple[float, float]]) -> str:
