@@ -2,8 +2,7 @@
 
     MarshalError
     +-- CallerError               the calling program asked for something impossible: fix the call
-    |   +-- InvalidName           a group, client id, member or topic name breaks a rule
-    |   +-- InvalidOption         a setting is out of bounds or contradicts another
+    |   +-- InvalidOption         a setting or a name breaks a rule, is out of bounds or contradicts another
     |   +-- InvalidRecord         a record with values out of bounds was about to be written
     |   +-- MessageTooLarge       a record or message is larger than the cluster takes
     |   +-- ConcurrentUse         two threads, or two iterations, in fetch / next / iteration of one Consumer
@@ -18,23 +17,18 @@
     |   +-- NeedsAtLeastOnce      nak or term was called in an at-most-once group
     |   +-- BatchRefused          the last claimed batch is not committed, or Spark retried a task in at-most-once mode
     |   +-- BatchOverdue          a pipeline did not come back within handler_timeout_s; its claims were released
-    |   +-- MissingSpark          a part of Spark is not installed: pyspark, pyarrow, pandas or Java
     |   +-- BadRequest            a request to a topic is empty, contradicts itself or is out of bounds (408, 413)
     |   +-- MessageNotFound       a topic holds no message that a request describes (404)
-    |   +-- TopicExists           a topic was to be created that exists
-    |   +-- IndexUnusable         a key index is another topic's, damaged, or of a topic that was created again
     |   +-- GroupMissing          an admin named a group, a partition of it or a session that the log does not know
-    |   +-- GroupExists           a group cannot be created because it exists
+    |   +-- FileUnusable          a dump or a key index is damaged, or does not hold what is needed
+    |   +-- AlreadyExists         a group or topic cannot be created because it exists
     |   +-- PositionOutOfRange    an admin asked for a position that the partition does not have
-    |   +-- DumpDamaged           a dump file was changed or cut off after it was written
-    |   +-- DumpUnusable          a dump does not hold what the command needs, or cannot be loaded into a topic
     +-- PeerError                 another participant of the group prevents it
     |   +-- SessionCloned         another process writes with this consumer's session (fork, cloned machine)
     |   +-- DuplicateClientId     another process took over this client id (fast reclaim)
     |   +-- ModeMismatch          the group and the consumer have different delivery modes
     |   +-- GroupDeleted          an admin deleted the group
     |   +-- GroupOpaque           the group holds records that only a newer library can read
-    |   +-- KafkaGroupIsLive      ordinary Kafka consumers use the same group id
     |   +-- AdminBusy             another operation has paused the group
     |   +-- AdminFailed           the pause of an operation is over, or positions did not move, or may still move
     |   +-- SettingsChanged       another admin changed the group's settings at the same time
@@ -60,7 +54,6 @@
         +-- PartitionParked       nobody may consume a partition until an admin has looked at it
         +-- RangeLost             Kafka deleted the beginning of a range before it was read (retriable)
         +-- TopicRefused          Kafka refuses to create, change or delete a topic
-        +-- EmbeddedLogFull       the embedded broker is about to drop records
         +-- CoordinationError     the coordination topic cannot be trusted or used
             +-- CoordinationTopicMissing   missing, and may not be created
             +-- ForeignTopic               it holds the messages of somebody else
@@ -71,7 +64,6 @@
             +-- HistoryRestarted           an operator restarted the log's history
             +-- SnapshotRefused            a snapshot differs from what the log folds to
             +-- Diverged                   this process's state differs from what the log folds to
-            +-- ProtocolOutdated           the log was created by an older version of this library
             +-- ProtocolUnknown            a hash, or a version of the protocol or the envelope, that is not ours
 
 `retriable`: whether the same call may succeed later although nobody fixes anything.
@@ -169,17 +161,8 @@ class ClusterError(MarshalError):
 # --- the caller
 
 
-class InvalidName(CallerError):
-    """A name breaks a rule. Raised before anything is sent."""
-
-    kind: str
-    value: object
-    rule: str
-    _TEXT = "{kind} {value!r} is not allowed: {rule}"
-
-
 class InvalidOption(CallerError):
-    """A setting is missing, out of bounds or contradicts another. Raised before anything is sent.
+    """A setting or a name is missing, breaks a rule or contradicts another. Raised before anything is sent.
 
     `given`: whether the caller has named it at all.
     """
@@ -380,15 +363,6 @@ class BatchOverdue(CallerError):
     )
 
 
-class MissingSpark(CallerError):
-    """The call needs a part of Spark that is not installed. `way_out`: the command or setting that provides it."""
-
-    what: str
-    found: str
-    way_out: str = "pip install 'marshal_py[spark]'"
-    _TEXT = "Spark needs {what}, {found}: {way_out}"
-
-
 class GroupMissing(CallerError):
     """An admin named a group, or something in it, that the log does not know."""
 
@@ -397,14 +371,37 @@ class GroupMissing(CallerError):
     _TEXT = "group {group!r} {what}"
 
 
-class GroupExists(CallerError):
-    """A group cannot be created because it exists with other settings, with or without consumers. Nothing was changed.
+class FileUnusable(CallerError):
+    """A dump or a key index is damaged, or does not hold what is needed. It is left as it is.
 
-    `differences`: (what the group has, what was asked for) by setting; None for a setting that is not set.
+    `line`: of a dump that was changed or cut off, from 1; 0 otherwise. `log`, `offset`: its record nearest to that.
     """
 
-    group: str
-    differences: dict[str, tuple[object, object]]
+    path: str
+    reason: str
+    line: int = 0
+    log: int = 0
+    offset: int = 0
+
+    def sentence(self) -> str:
+        if not self.line:
+            return f"{self.path!r} cannot be used: {self.reason}"
+        return (
+            f"dump {self.path!r} is damaged in line {self.line}, at offset {self.offset} of log {self.log}: "
+            f"{self.reason}; write a new one (`marshal log dump`), or find an undamaged copy"
+        )
+
+
+class AlreadyExists(CallerError):
+    """A topic cannot be created because it exists, or a group because it has other settings. Nothing was changed.
+
+    `kind`: topic or group. `differences`: (what the group has, what was asked for) by setting; None for one that is not
+    set.
+    """
+
+    kind: str
+    name: str
+    differences: Mapping[str, tuple[object, object]] = {}
 
     def sentence(self) -> str:
         words = [
@@ -413,10 +410,8 @@ class GroupExists(CallerError):
             else f"{name} is {has!r}, which was not asked for"
             for name, (has, asked) in self.differences.items()
         ]
-        return (
-            f"group {self.group!r} exists with other settings: {'; '.join(words)}. Update its settings, or delete it "
-            f"first"
-        )
+        how = f" with other settings: {'; '.join(words)}" if words else ""
+        return f"{self.kind} {self.name!r} exists already{how}: update it, delete it first, or choose another name"
 
 
 class BadRequest(CallerError):
@@ -449,21 +444,6 @@ class MessageNotFound(CallerError, KeyError):
     __str__ = Exception.__str__  # KeyError's own shows the repr of the text
 
 
-class IndexUnusable(CallerError):
-    """The file of a key index cannot be used. It is left as it is."""
-
-    path: str
-    reason: str
-    _TEXT = "the key index {path} cannot be used: {reason}"
-
-
-class TopicExists(CallerError):
-    """A topic was to be created that exists."""
-
-    topic: str
-    _TEXT = "topic {topic!r} exists already: change it, or choose another name"
-
-
 class PositionOutOfRange(CallerError):
     """The requested position is outside the partition. Nothing was moved. A plain number is an offset, never a time."""
 
@@ -476,36 +456,6 @@ class PositionOutOfRange(CallerError):
         "{topic}:{partition} has no position {position}: valid are {first} to {end}; a plain number is an offset, a "
         'time is written as 2025-01-31T12:00:00Z or "2h ago"'
     )
-
-
-class DumpDamaged(CallerError):
-    """A dump file was changed or cut off. `log`, `offset`: the nearest record; `line` counts from 1."""
-
-    path: str
-    line: int
-    log: int
-    offset: int
-    reason: str
-    _TEXT = (
-        "dump {path!r} is damaged in line {line}, at offset {offset} of log {log}: {reason}; write a "
-        "new one (`marshal log dump`), or find an undamaged copy"
-    )
-
-
-class DumpUnusable(CallerError):
-    """A dump is undamaged but does not hold what the command needs, or cannot be loaded into `topic`.
-
-    Nothing was written, unless the reason says so.
-    """
-
-    path: str
-    reason: str
-    topic: str = ""
-
-    def sentence(self) -> str:
-        if self.topic:
-            return f"the dump {self.path!r} was not loaded into {self.topic!r}: {self.reason}"
-        return f"nothing can be run from the dump {self.path!r}: {self.reason}"
 
 
 # --- the peers
@@ -565,17 +515,6 @@ class GroupOpaque(PeerError):
     _TEXT = (
         "the coordination log of group {group!r} holds a record at offset {offset} that only a newer "
         "marshal_py can read: upgrade this process"
-    )
-
-
-class KafkaGroupIsLive(PeerError):
-    """Ordinary Kafka consumers of the same group id are alive; both would read every message (PROTOCOL.md D7)."""
-
-    group: str
-    members: int
-    _TEXT = (
-        "{members} ordinary Kafka consumer(s) are alive in group {group!r}: stop them, or use another "
-        "group, which may begin where they are: start='committed:{group}'"
     )
 
 
@@ -1031,19 +970,6 @@ class TopicRefused(ClusterError):
     _TEXT = "Kafka refuses this for topic {topic!r}: {reason}"
 
 
-class EmbeddedLogFull(ClusterError):
-    """A write would exceed the few MB that the embedded broker keeps per partition before it drops old records."""
-
-    topic: str
-    partition: int
-    size_bytes: int
-    limit_bytes: int
-    _TEXT = (
-        "{topic}:{partition} of the embedded broker would hold {size_bytes} bytes, more than the "
-        "{limit_bytes} that it keeps: produce less, or use a real broker"
-    )
-
-
 class CoordinationError(ClusterError):
     """The coordination topic cannot be trusted or used. Consumption has stopped."""
 
@@ -1170,31 +1096,27 @@ class Diverged(CoordinationError):
         self.args = (self.sentence(),)
 
 
-class ProtocolOutdated(CoordinationError):
-    """The log was created by an older version of this library, whose records this one cannot read (PROTOCOL.md L6)."""
-
-    log: int
-    protocol: int
-    known: int
-    _TEXT = (
-        "coordination partition {log} is a log of protocol {protocol}; this library reads only protocol "
-        "{known}: keep a `marshal log dump` of the version that wrote it, then use a new coordination topic; "
-        "consumers continue from the offsets mirrored to Kafka (start='committed')"
-    )
-
-
 class ProtocolUnknown(CoordinationError):
-    """A record that every reader must understand has a version, or names a hash, that this library does not know.
+    """A record that every reader must understand has a version, or names a hash, that this library cannot read.
 
-    That is the root (PROTOCOL.md L6), or a record in another envelope (E3). `what`: which of them.
+    That is the root (PROTOCOL.md L6), or a record in another envelope (E3). `what`: which of them. `outdated`: an older
+    release has created the log.
     """
 
     log: int
     what: str
     value: object
     offset: int = 0
+    outdated: bool = False
 
-    _TEXT = (
-        "offset {offset} of coordination partition {log} has {what} {value!r}, which this library does not know: "
-        "upgrade this process"
-    )
+    def sentence(self) -> str:
+        way_out = (
+            "keep a `marshal log dump` of the version that wrote it, then use a new coordination topic; consumers "
+            "continue from the offsets mirrored to Kafka (start='committed')"
+            if self.outdated
+            else "upgrade this process"
+        )
+        return (
+            f"offset {self.offset} of coordination partition {self.log} has {self.what} {self.value!r}, which this "
+            f"library cannot read: {way_out}"
+        )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from marshal_py.client.marshal import VERSION
-from marshal_py.errors import DumpUnusable
+from marshal_py.errors import FileUnusable
 from marshal_py.history.describe import as_dict
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold import rationalizer
@@ -62,14 +62,13 @@ def load(path: Path, transport: KafkaTransport, topic: str) -> int:
                 rationalizer.apply(root, record.offset, record.value)  # refuses a log that nobody could read (L6)
     cut = [span.log for span in header.logs if span.first > 0]
     if cut:
-        raise DumpUnusable(
+        raise FileUnusable(
             str(path),
-            f"log {cut[0]} of the dump does not begin at offset 0, and a topic's offsets do; read "
-            f"the dump with --dump instead",
-            topic,
+            f"log {cut[0]} of the dump does not begin at offset 0, and those of {topic!r} do; read the dump with "
+            f"--dump instead",
         )
     if header.partitions is None:
-        raise DumpUnusable(str(path), "the dump holds no record", topic)
+        raise FileUnusable(str(path), "it holds no record")
     _prepare(str(path), transport, topic, header.partitions)
     misplaced: list[str] = []
     expected: dict[int, int] = dict.fromkeys(range(header.partitions), 0)
@@ -92,28 +91,27 @@ def load(path: Path, transport: KafkaTransport, topic: str) -> int:
     finally:
         producer.close()
     if misplaced:
-        raise DumpUnusable(
-            str(path), f"{misplaced[0]}: somebody else writes to it; delete the topic and load it again", topic
+        raise FileUnusable(
+            str(path), f"{misplaced[0]}: somebody else writes to {topic!r}; delete the topic and load it again"
         )
     return sum(expected.values())
 
 
 def _prepare(path: str, transport: KafkaTransport, topic: str, partitions: int) -> None:
-    """Creates the topic if it is missing. Raises DumpUnusable if it has too few partitions or is not empty."""
+    """Creates the topic if it is missing. Raises FileUnusable if it has too few partitions or is not empty."""
     admin = transport.admin()
     try:
         there = range(admin.partition_count(topic) or 0)
         bounds = admin.bounds([TopicPartition(topic, log) for log in there]) if there else {}
         used = next((tp for tp, found in bounds.items() if found.end > 0), None)
         if used is not None:
-            raise DumpUnusable(
+            raise FileUnusable(
                 path,
-                f"it is not empty: partition {used.partition} ends at offset {bounds[used].end}; "
-                f"name a fresh topic by --coordination-topic",
-                topic,
+                f"topic {topic!r} is not empty: partition {used.partition} ends at offset {bounds[used].end}; name a "
+                f"fresh topic by --coordination-topic",
             )
         count = admin.prepare_coordination(topic, partitions)
         if count < partitions:
-            raise DumpUnusable(path, f"it has {count} partitions, the dump's root names {partitions}", topic)
+            raise FileUnusable(path, f"topic {topic!r} has {count} partitions, and its root names {partitions}")
     finally:
         admin.close()

@@ -198,7 +198,7 @@ class Group:
         "balanced". With `on_topic_recreated` "fail" nobody consumes the partitions of a topic that was deleted and
         created again until somebody moves their positions; with "earliest" they are consumed from their beginnings; if
         it is None, each consumer does what its own option says.
-        Raises GroupExists, InvalidOption.
+        Raises AlreadyExists, InvalidOption.
         """
         return self._settle(_named(settings), True, reason, watcher=watcher)
 

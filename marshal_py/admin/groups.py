@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from marshal_py.admin.group import Group
 from marshal_py.client.values.group_config import GroupConfig
-from marshal_py.errors import GroupExists, GroupMissing
+from marshal_py.errors import AlreadyExists, GroupMissing
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group as GroupState
 from marshal_py.protocol.wire.identity import check_id
@@ -41,7 +41,7 @@ class Groups:
         if known is None or known.deleted:
             try:
                 return self.create(name, config, reason)
-            except GroupExists:
+            except AlreadyExists:
                 pass  # somebody was faster
         elif config.is_part_of(known):
             return self.get(name)

@@ -124,7 +124,7 @@ class Marshal(marshal.Marshal):
 
         `partitioner`: how the topic's producers choose a partition for a key, "murmur2_random" (Java's default) or
         "consistent_random" (librdkafka's); by default every partition is searched. `isolation`: "read_committed" or
-        "read_uncommitted". Close the topic when it is not needed any more. Raises InvalidName, InvalidOption.
+        "read_uncommitted". Close the topic when it is not needed any more. Raises InvalidOption.
         """
         check_topics([name])
         return Topic(
@@ -151,7 +151,7 @@ class Marshal(marshal.Marshal):
         """Creates a topic and returns it. `replication` None: the cluster's value. `settings`: Kafka's,
         {"retention.ms": "60000"}.
 
-        With `dry_run` Kafka only checks. Raises InvalidName, BadRequest, TopicExists, TopicRefused, AccessDenied,
+        With `dry_run` Kafka only checks. Raises InvalidOption, BadRequest, AlreadyExists, TopicRefused, AccessDenied,
         ClusterUnreachable; UnsupportedPlatform on the embedded broker, whose Broker object creates topics.
         """
         admin = self._changeable(name, "create_topic")
@@ -178,7 +178,7 @@ class Marshal(marshal.Marshal):
         changes.delete(self._changeable(name, "delete_topic"), name)
 
     def _changeable(self, name: str, verb: str) -> ClusterAdmin:
-        """Returns the admin client if users may change the topic; InvalidName for the library's and Kafka's own.
+        """Returns the admin client if users may change the topic; InvalidOption for the library's and Kafka's own.
         `verb`: for errors."""
         self._context.check_call("Marshal", verb, waits=True)
         check_topics([name])
@@ -190,8 +190,8 @@ class Marshal(marshal.Marshal):
     def create_group(self, name: str, config: GroupConfig = EMPTY, *, reason: str = "") -> Group:
         """Creates a group before its first consumer, or revives a deleted one. `reason` is for people.
 
-        Writes nothing if the group exists with exactly these settings. Raises GroupExists, which names the differences,
-        if it has others, InvalidName, CoordinationError, ClusterUnreachable, ReentrantCall.
+        Writes nothing if the group exists with exactly these settings. Raises AlreadyExists, which names the
+        differences, if it has others, InvalidOption, CoordinationError, ClusterUnreachable, ReentrantCall.
         """
         return self._groups("create_group").create(name, config, reason)
 

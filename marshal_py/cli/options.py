@@ -88,7 +88,7 @@ class CommonOptions:
     as_json: Json = False
 
     def __post_init__(self) -> None:
-        """Raises InvalidName."""
+        """Raises InvalidOption."""
         check_topics([self.coordination_topic])
 
     def settings(self) -> dict[str, Any]:

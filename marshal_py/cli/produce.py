@@ -11,7 +11,7 @@ import typer
 
 from marshal_py.cli import lines, output
 from marshal_py.cli.options import CommonOptions, command
-from marshal_py.errors import InvalidName, InvalidOption, TopicMissing
+from marshal_py.errors import InvalidOption, TopicMissing
 from marshal_py.topics.subject_keys import SubjectKey, subject_key
 from marshal_py.transport.producer import KafkaProducer
 
@@ -113,7 +113,7 @@ def _messages(
         if key_of is not None:
             try:
                 key = key_of(key or b"")
-            except InvalidName as error:
+            except InvalidOption as error:
                 raise output.CommandFailed(f"line {number}: {error}; the lines before it are written") from None
         yield key, value, headers
 

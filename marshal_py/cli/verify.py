@@ -9,7 +9,7 @@ import typer
 
 from marshal_py.cli import output
 from marshal_py.cli.options import NOBODY, ReadOptions, command, require_group
-from marshal_py.errors import DumpDamaged
+from marshal_py.errors import FileUnusable
 
 if TYPE_CHECKING:
     from marshal_sim.tools.verify import Comparison
@@ -39,7 +39,7 @@ def verify(
                 output.say(NOBODY)
             logs = observer.logs_of(group) if observer.root is not None else [0]
             report = fold_twice(observer.records(logs), observer.root, observer.root_value)
-    except DumpDamaged as error:
+    except FileUnusable as error:
         _print(
             Comparison(),
             {"log": error.log, "offset": error.offset, "line": error.line, "what": error.reason},

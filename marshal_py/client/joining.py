@@ -21,7 +21,7 @@ from marshal_py.client.receive.ending import Ending
 from marshal_py.client.receive.membership import Membership
 from marshal_py.client.values import position_text
 from marshal_py.client.values.options import ConsumerOptions, check_topics
-from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing
+from marshal_py.errors import ConsumerClosed, InvalidOption, MembersAlive, TopicMissing
 from marshal_py.protocol.member import topology
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import NONE, check_id, route
@@ -34,6 +34,10 @@ from marshal_py.transport.ports import TopicInfo
 M = TypeVar("M", bound=Membership)
 
 NO_MESSAGES: Final = "it is the Marshal's own coordination topic, which has no messages; `marshal log tail` shows it"
+KAFKA_CONSUMERS: Final = (
+    "ordinary Kafka consumers use the same group id, so both would read every message; stop them, or use another "
+    "group, which may begin where they are (start='committed:GROUP')"
+)
 JOIN_STOP_TIMEOUT_S: Final = 3.0  # how long a consumer that could not join waits for the release of what it claimed
 
 
@@ -166,7 +170,7 @@ class Joining:
 
     def _check(self, group: str, topics: tuple[str, ...], options: ConsumerOptions) -> dict[str, TopicInfo]:
         """Returns what the cluster says of the topics, patterns' included; no ordinary Kafka consumer may use the group
-        (D7). Raises TopicMissing, KafkaGroupIsLive, InvalidOption."""
+        (D7). Raises TopicMissing, MembersAlive, InvalidOption."""
         found: dict[str, TopicInfo] = {}
         if self._context.topic in topics:
             raise InvalidOption("topics", self._context.topic, NO_MESSAGES)
@@ -183,5 +187,5 @@ class Joining:
                 found[topic] = info
         live = self._context.admin.live_kafka_members(group)
         if live:
-            raise KafkaGroupIsLive(group, live)
+            raise MembersAlive(group, KAFKA_CONSUMERS, (f"{live} ordinary Kafka consumers",))
         return found

@@ -174,7 +174,7 @@ class Marshal:
         broker answers, a line in the log of this process says every 5 s why.
 
         Raises ClusterUnreachable after `timeout_s` seconds, with librdkafka's last error; AuthenticationFailed and
-        TlsMismatch after about 2 s; CoordinationError, AccessDenied, InvalidName, InvalidOption, UnsupportedPlatform.
+        TlsMismatch after about 2 s; CoordinationError, AccessDenied, InvalidOption, UnsupportedPlatform.
         """
         _check_platform()
         if type(coordination_partitions) is not int or not 1 <= coordination_partitions <= PARTITION_MAX:
@@ -297,7 +297,7 @@ class Marshal:
         handlers have acked what they hold, or after info.drain_s seconds. If its successor dies meanwhile, the claim
         stays and continues.
 
-        Raises InvalidName, InvalidOption, TopicMissing, KafkaGroupIsLive, ModeMismatch, GroupDeleted, GroupOpaque,
+        Raises InvalidOption, TopicMissing, MembersAlive, ModeMismatch, GroupDeleted, GroupOpaque,
         CoordinationError, ClusterUnreachable, BackgroundThreadEnded, ReentrantCall.
         """
         return self._joining.consumer(group, topics, chosen("consumer", options, keywords))

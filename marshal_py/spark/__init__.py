@@ -1,7 +1,7 @@
 """Pipelines on PySpark: claimed streams and batches, tables, the coordination log as data.
 
 Spark is an extra (`pip install 'marshal_py[spark]'`), and importing it takes a second. So this file imports it only
-when a name is used; without Spark that raises MissingSpark, which says what to install.
+when a name is used; without Spark that raises UnsupportedPlatform, which says what to install.
 
 `spark.read.format("marshal-...")` works without a call that registers it: Spark searches for top-level packages called
 `pyspark_*` and registers the class `DefaultSource` of each, so every format has such a small package beside this one.
@@ -14,8 +14,9 @@ from __future__ import annotations
 from importlib import import_module, util
 from typing import Any, Final
 
-from marshal_py.errors import MissingSpark
+from marshal_py.errors import UnsupportedPlatform
 
+INSTALL: Final = "pip install 'marshal_py[spark]'"
 PYSPARK_MIN: Final = (4, 2)  # the first whose Python sources know ReadLimit and Trigger.AvailableNow
 
 # Public name -> the package that it needs beside Spark, and the extra that brings it.
@@ -56,14 +57,14 @@ __all__ = [  # __getattr__ provides them
 
 
 def require_spark() -> None:
-    """Checks that pyspark, pyarrow and pandas are installed and new enough. Raises MissingSpark."""
+    """Checks that pyspark, pyarrow and pandas are installed and new enough. Raises UnsupportedPlatform."""
     for package in ("pyspark", "pyarrow", "pandas"):
         if util.find_spec(package) is None:
-            raise MissingSpark(package, "which is not installed here")
+            raise UnsupportedPlatform("Spark", f"a Python without {package}", INSTALL)
     found = _version()
     if tuple(int(part) for part in found.split(".")[:2]) < PYSPARK_MIN:
         wanted = ".".join(map(str, PYSPARK_MIN))
-        raise MissingSpark(f"pyspark {wanted} or newer", f"and {found} is installed here")
+        raise UnsupportedPlatform("marshal_py.spark", f"pyspark {found}", f"{wanted} or newer is needed; {INSTALL}")
 
 
 def _version() -> str:
@@ -82,5 +83,5 @@ def __getattr__(name: str) -> Any:
     require_spark()
     if name in _PACKAGES and util.find_spec(_PACKAGES[name][0]) is None:
         package, extra = _PACKAGES[name]
-        raise MissingSpark(package, "which is not installed here", f"pip install 'marshal_py[{extra}]'")
+        raise UnsupportedPlatform(name, f"a Python without {package}", f"pip install 'marshal_py[{extra}]'")
     return getattr(import_module(_FILES[name]), name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from marshal_py.errors import BadRequest, InvalidName, TopicMissing
+from marshal_py.errors import BadRequest, InvalidOption, TopicMissing
 from marshal_py.protocol.wire.records import PARTITION_MAX
 from marshal_py.transport.ports import ClusterAdmin
 
@@ -15,9 +15,9 @@ REPLICATION_MAX: Final = 32_767  # Kafka's own
 
 
 def check_name(name: str, coordination_topic: str) -> None:
-    """Raises InvalidName for a topic of the library or of Kafka, which users may neither change nor purge."""
+    """Raises InvalidOption for a topic of the library or of Kafka, which users may neither change nor purge."""
     if name == coordination_topic or name in INTERNAL:
-        raise InvalidName("topic", name, NOT_YOURS)
+        raise InvalidOption("topic", name, NOT_YOURS)
 
 
 def create(
@@ -29,7 +29,7 @@ def create(
     dry_run: bool = False,
 ) -> None:
     """Creates a topic; with `dry_run` Kafka only checks. `replication` None: the cluster's default. Raises BadRequest,
-    TopicExists, TopicRefused, AccessDenied, UnsupportedPlatform."""
+    AlreadyExists, TopicRefused, AccessDenied, UnsupportedPlatform."""
     _check_count("partitions", partitions, PARTITION_MAX)
     if replication is not None:
         _check_count("replication", replication, REPLICATION_MAX)

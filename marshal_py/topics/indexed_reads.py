@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import methodcaller
 from typing import Final
 
-from marshal_py.errors import IndexBusy, IndexUnusable, RangeLost
+from marshal_py.errors import FileUnusable, IndexBusy, RangeLost
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics.key_index import Entry, EntryColumns, KeyIndex, Lasts, contents_of, prefix_of
 from marshal_py.topics.keys import ONE, REST, SEPARATOR, has_wildcard, matcher
@@ -204,7 +204,7 @@ class IndexedReads(Reads):
         self, wanted: Mapping[TopicPartition, Mapping[int, bytes]]
     ) -> dict[TopicPartition, dict[int, RawMessage]]:
         """Returns the messages that still exist at these offsets. `wanted`: by partition, the key of each offset. Near
-        offsets are read together, all partitions at once. Raises IndexUnusable for another key: the topic was created
+        offsets are read together, all partitions at once. Raises FileUnusable for another key: the topic was created
         again on a cluster without ids."""
         found: dict[TopicPartition, dict[int, RawMessage]] = {tp: {} for tp in wanted}
         runs = {tp: deque(_runs(sorted(offsets))) for tp, offsets in wanted.items()}
@@ -216,7 +216,7 @@ class IndexedReads(Reads):
         for tp, there in found.items():
             for offset, message in there.items():
                 if message.key() != wanted[tp][offset]:
-                    raise IndexUnusable(
+                    raise FileUnusable(
                         str(self._index.path),
                         f"it has another key for {tp}@{offset}: the topic was created again; delete the file",
                     )

@@ -20,7 +20,7 @@ from zlib import crc32
 
 import msgspec
 
-from marshal_py.errors import IndexBusy, IndexUnusable
+from marshal_py.errors import FileUnusable, IndexBusy
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.memory_broker import MemoryMessage
 from marshal_py.transport.ports import Bounds, RawMessage
@@ -115,16 +115,14 @@ class KeyIndex:
 
     def __init__(self, path: str | Path, topic: str, topic_id: str, isolation: str) -> None:
         """Opens or creates the file. `topic_id`: "" without ids. `isolation`: which messages there are. Raises
-        IndexUnusable if it is another topic's or isolation's, or no index; IndexBusy after 30 s of another writer."""
+        FileUnusable if it is another topic's or isolation's, or no index; IndexBusy after 30 s of another writer."""
         self.path, self.topic, self.topic_id = Path(path), topic, topic_id
         try:
             self._database = sqlite3.connect(
                 self.path, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
         except sqlite3.Error as error:
-            raise IndexUnusable(
-                str(path), f"{error}: give a path in a folder that exists and may be written"
-            ) from error
+            raise FileUnusable(str(path), f"{error}: give a path in a folder that exists and may be written") from error
         try:
             with self._errors():
                 self._database.execute(f"PRAGMA page_size={PAGE_BYTES}")  # of a new file
@@ -147,21 +145,21 @@ class KeyIndex:
                 self._database.execute("INSERT INTO about VALUES (?, ?, ?, ?)", row)
                 return
         if found[3] != SCHEMA_VERSION:
-            raise IndexUnusable(
+            raise FileUnusable(
                 str(self.path), f"it has version {found[3]}, this release reads {SCHEMA_VERSION}: delete it"
             )
         if found[0] != topic:
-            raise IndexUnusable(
+            raise FileUnusable(
                 str(self.path), f"it is the index of topic {found[0]!r}: give {topic!r} a file of its own"
             )
         self.topic_id = found[1]
         self._check_id(topic_id)
         if found[2] != isolation:
-            raise IndexUnusable(str(self.path), f"it was built for {found[2]}: give {isolation} a file of its own")
+            raise FileUnusable(str(self.path), f"it was built for {found[2]}: give {isolation} a file of its own")
 
     def _check_id(self, topic_id: str) -> None:
         if self.topic_id and topic_id and self.topic_id != topic_id:
-            raise IndexUnusable(
+            raise FileUnusable(
                 str(self.path), f"topic {self.topic!r} was deleted and created again since: delete the file"
             )
 
@@ -207,13 +205,13 @@ class KeyIndex:
             )
 
     def check(self, bounds: Mapping[TopicPartition, Bounds], topic_id: str) -> None:
-        """Raises IndexUnusable if the topic has another id ("" without ids), or a partition ends below what was
+        """Raises FileUnusable if the topic has another id ("" without ids), or a partition ends below what was
         indexed: it was created again, or lost its newest messages."""
         self._check_id(topic_id)
         reached = self.progress()
         for tp, found in bounds.items():
             if reached.get(tp.partition, 0) > found.end:
-                raise IndexUnusable(
+                raise FileUnusable(
                     str(self.path),
                     f"it has read {tp} up to {reached[tp.partition]} and the log ends at {found.end}: the topic was "
                     "created again or lost its tail; delete the file",
@@ -260,7 +258,7 @@ class KeyIndex:
         if content is None:
             return None
         if crc32(content) != checksum:  # SQLite itself has none, and nobody reads the message again
-            raise IndexUnusable(str(self.path), f"its copy of {self.topic}:{partition}@{offset} is damaged: delete it")
+            raise FileUnusable(str(self.path), f"its copy of {self.topic}:{partition}@{offset} is damaged: delete it")
         value, headers = _content.decode(content)
         return MemoryMessage(self.topic, partition, offset, key, value, headers, time_ms)
 
@@ -306,16 +304,16 @@ class KeyIndex:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turns SQLite's errors into IndexBusy and IndexUnusable. A full disk or a damaged file leave the index as it
+        """Turns SQLite's errors into IndexBusy and FileUnusable. A full disk or a damaged file leave the index as it
         was."""
         try:
             yield
         except sqlite3.OperationalError as error:
             if "locked" in str(error) or "busy" in str(error):
                 raise IndexBusy(str(self.path), LOCK_TIMEOUT_S) from error
-            raise IndexUnusable(str(self.path), _with_way_out(str(error))) from error
+            raise FileUnusable(str(self.path), _with_way_out(str(error))) from error
         except sqlite3.DatabaseError as error:
-            raise IndexUnusable(str(self.path), f"{error}: it is no index, or damaged; delete the file") from error
+            raise FileUnusable(str(self.path), f"{error}: it is no index, or damaged; delete the file") from error
 
 
 def contents_of(messages: Iterable[RawMessage], kinds: Iterable[int]) -> list[bytes | None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marshal_py.errors import InvalidName, InvalidOption
+from marshal_py.errors import InvalidOption
 from marshal_py.topics.keys import ONE, SEPARATOR, is_pattern, token_matcher
 
 
@@ -28,16 +28,16 @@ class SubjectKey:
     def __call__(self, subject: str | bytes | bytearray) -> bytes:
         """Returns the key of a message with this subject: the chosen tokens with dots between them, in UTF-8.
 
-        Raises InvalidName if the subject does not match the pattern, or has an empty token.
+        Raises InvalidOption if the subject does not match the pattern, or has an empty token.
         """
         if not isinstance(subject, str | bytes | bytearray):
-            raise InvalidName("subject", subject, "a text, or bytes")
+            raise InvalidOption("subject", subject, "a text, or bytes")
         # Bytes that are no UTF-8 come back as they are from `encode`.
         text = subject if isinstance(subject, str) else bytes(subject).decode(errors="surrogateescape")
         tokens = text.split(SEPARATOR)
         if "" in tokens or not self._matches(tokens):
             wanted = f"at least {max(self.tokens)} tokens" if self.pattern is None else f"{self.pattern!r}"
-            raise InvalidName("subject", subject, f"it must match {wanted}, and no token may be empty")
+            raise InvalidOption("subject", subject, f"it must match {wanted}, and no token may be empty")
         return SEPARATOR.join([tokens[place] for place in self.places]).encode(errors="surrogateescape")
 
     def _matches(self, tokens: Sequence[str]) -> bool:
@@ -52,7 +52,7 @@ def subject_key(pattern: str | None = None, *, tokens: Sequence[int]) -> Subject
     `key = subject_key("orders.*.*", tokens=(2, 1))`, `key("orders.eu.42")` is `b"42.eu"`. Without a pattern all tokens
     are counted. All producers of a topic must choose the same tokens in the same order.
 
-    Raises InvalidOption. The function raises InvalidName for a subject that does not match. Source: the seed's
+    Raises InvalidOption, as the function does for a subject that does not match. Source: the seed's
     partitioning wildcards.
     """
     if pattern is None:

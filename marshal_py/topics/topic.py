@@ -220,7 +220,7 @@ class Topic:
         partition. `partition` limits the purge to one partition. With `dry_run` nothing is deleted. Kafka deletes by
         DeleteRecords (KIP-107).
 
-        Raises BadRequest if none or several are named and for an offset beyond the end, InvalidName for the
+        Raises BadRequest if none or several are named and for an offset beyond the end, InvalidOption for the
         coordination topic and Kafka's own, TopicMissing, UnsupportedPlatform, ClusterUnreachable. Raises TopicRefused
         where Kafka refuses (a topic that is compacted only, a missing right); then partitions with lower numbers have
         been purged already.
@@ -240,7 +240,7 @@ class Topic:
         key, which must be searched for it, even if the topic has one partition alone.
 
         Raises BadRequest for a topic without compaction, MessageNotFound if the search finds nothing to delete,
-        BadRequest for a key that is none and for a partition that does not exist, InvalidName for the coordination
+        BadRequest for a key that is none and for a partition that does not exist, InvalidOption for the coordination
         topic and Kafka's own, TopicMissing, AccessDenied, ClusterUnreachable.
         """
         check_name(self.name, self._coordination_topic)
@@ -265,7 +265,7 @@ class Topic:
         read_uncommitted, whose newest messages go when their transaction aborts, nor on a cluster without topic ids
         (Apache Kafka before 2.8).
 
-        Raises IndexUnusable, IndexBusy, TopicMissing, ClusterUnreachable.
+        Raises FileUnusable, IndexBusy, TopicMissing, ClusterUnreachable.
         """
         with self._lock:
             admin, _ = self._connection()
@@ -282,7 +282,7 @@ class Topic:
         """Indexes everything that the topic holds now. Returns what the index holds then.
 
         Raises InvalidOption if `key_index` was not called, IndexBusy if another process writes the index for 30 s,
-        IndexUnusable.
+        FileUnusable.
         """
         with self._lock:
             self._indexed().update()

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from marshal_py.errors import DumpDamaged
+from marshal_py.errors import FileUnusable
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker, MemoryMessage
@@ -129,7 +129,7 @@ class Writer:
 
 
 class Reader:
-    """Reads a dump once, line by line. Every method raises DumpDamaged, which names the offset near the damage."""
+    """Reads a dump once, line by line. Every method raises FileUnusable, which names the offset near the damage."""
 
     def __init__(self, path: Path) -> None:
         """Opens the file and reads the header."""
@@ -140,7 +140,7 @@ class Reader:
         try:
             self._file = path.open("rb")
         except OSError as error:
-            raise DumpDamaged(str(path), 0, 0, 0, f"it cannot be read: {error.strerror}") from error
+            raise FileUnusable(str(path), f"it cannot be read: {error.strerror}") from error
         try:
             self.header: Header = self._read_header()
         except BaseException:
@@ -185,8 +185,8 @@ class Reader:
                 self._log, self._next = log, span.first
                 return
 
-    def _damage(self, reason: str) -> DumpDamaged:
-        return DumpDamaged(str(self._path), self._number, self._log, self._next, reason)
+    def _damage(self, reason: str) -> FileUnusable:
+        return FileUnusable(str(self._path), reason, self._number, self._log, self._next)
 
     def _decoded(self, decoder: msgspec.json.Decoder[T], line: bytes) -> T:
         try:

@@ -36,9 +36,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from marshal_py.errors import (
     ClusterUnreachable,
     ConsumerClosed,
-    EmbeddedLogFull,
     InvalidOption,
     TopicMissing,
+    TopicRefused,
     UnsupportedPlatform,
     UsedAfterFork,
 )
@@ -199,11 +199,15 @@ class LogGuard:
         self._lock = threading.Lock()
 
     def reserve(self, topic: str, partition: int, record_bytes: int) -> int:
-        """Reserves `record_bytes`; returns the partition's total. Raises EmbeddedLogFull beyond `limit_bytes`."""
+        """Reserves `record_bytes`; returns the partition's total. Raises TopicRefused beyond `limit_bytes`."""
         with self._lock:
             total_bytes = self._used_bytes.get((topic, partition), 0) + record_bytes
             if total_bytes > self.limit_bytes:
-                raise EmbeddedLogFull(topic, partition, total_bytes, self.limit_bytes)
+                raise TopicRefused(
+                    topic,
+                    f"partition {partition} of the embedded broker would hold {total_bytes} bytes, and it keeps "
+                    f"{self.limit_bytes}: produce less, or use a real broker",
+                )
             self._used_bytes[topic, partition] = total_bytes
             return total_bytes
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType  # type: ignore[attr-defined]
 
-from marshal_py.errors import AccessDenied, TopicExists, TopicMissing, TopicRefused
+from marshal_py.errors import AccessDenied, AlreadyExists, TopicMissing, TopicRefused
 from marshal_py.transport import settings
 from marshal_py.transport.ports import TopicInfo
 from marshal_py.transport.requests import Requester, as_cluster_error, code_of, text_of, wait_until_shown
@@ -118,7 +118,7 @@ class KafkaTopics:
         except (KafkaException, TimeoutError) as error:
             code = code_of(error)
             if code == KafkaError.TOPIC_ALREADY_EXISTS:
-                raise TopicExists(name) from error
+                raise AlreadyExists("topic", name) from error
             if code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
                 raise TopicMissing(name) from error
             if code in _REFUSED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, TopicExists, TopicMissing, TopicRefused
+from marshal_py.errors import AlreadyExists, ClusterUnreachable, CoordinationTopicMissing, TopicMissing, TopicRefused
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.memory_broker import MemoryBroker, MemoryConnection, MemoryMessage
 from marshal_py.transport.ports import ALL_CAPABILITIES, Bounds, BrokerInfo, ClusterInfo, TopicInfo
@@ -28,7 +28,7 @@ class MemoryTopics:
     ) -> None:
         with self.broker.lock:
             if name in self.broker.topics:
-                raise TopicExists(name)
+                raise AlreadyExists("topic", name)
             if replication is not None and replication > self.broker.brokers:
                 raise TopicRefused(name, f"replication factor {replication} with {self.broker.brokers} brokers")
             if not dry_run:

@@ -94,7 +94,7 @@ class MemoryBroker:
         self._id = 0
 
     def create_topic(self, name: str, partitions: int) -> None:
-        """Creates a topic. Raises InvalidName for a name that Kafka does not take."""
+        """Creates a topic. Raises InvalidOption for a name that Kafka does not take."""
         check_topic(name)
         with self.lock:
             self._id += 1

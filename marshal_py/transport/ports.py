@@ -230,7 +230,7 @@ class MessageWriter(Protocol):
         timestamp_ms: int = 0,
     ) -> None:
         """Queues one message; waits while the queue is full. `timestamp_ms`: since 1970, 0: now. Raises TopicMissing,
-        InvalidOption, MessageTooLarge, EmbeddedLogFull, or an earlier message's error."""
+        InvalidOption, MessageTooLarge, TopicRefused, or an earlier message's error."""
 
     def flush(self, timeout_s: float) -> None:
         """Waits until all are acknowledged. Raises a refused message's error, or ClusterUnreachable after
@@ -247,7 +247,7 @@ class TopicAdmin(Protocol):
     def create(
         self, name: str, partitions: int, replication: int | None, config: Mapping[str, str], dry_run: bool
     ) -> None:
-        """Creates a topic. `replication` None: the cluster's default. `config`: its settings. Raises TopicExists."""
+        """Creates a topic. `replication` None: the cluster's default. `config`: its settings. Raises AlreadyExists."""
 
     def grow(self, name: str, partitions: int, dry_run: bool) -> None:
         """Adds partitions. `partitions`: how many the topic has afterwards, which must be more than before."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from marshal_py.errors import CoordinationError, DumpUnusable
+from marshal_py.errors import CoordinationError, FileUnusable
 from marshal_py.log import replay
 from marshal_py.protocol.fold.world import Group, Partition, World
 from marshal_py.protocol.wire import codec
@@ -69,7 +69,7 @@ class DumpState(NamedTuple):
 def read(file: str, group: str = "") -> DumpState:
     """Returns the initial state that a dump gives; with `group`, of that group alone.
 
-    Raises DumpDamaged, or DumpUnusable if no run can start from the dump.
+    Raises FileUnusable, also if no run can start from the dump.
     """
     header, transport = memory_transport(Path(file))
     log = transport.log(header.topic, "dump", writes=False)
@@ -82,7 +82,7 @@ def read(file: str, group: str = "") -> DumpState:
                 logs.append(log_start)
                 worlds.append(world)
     except CoordinationError as error:
-        raise DumpUnusable(file, f"its history cannot be folded: {error}") from error
+        raise FileUnusable(file, f"its history cannot be folded: {error}") from error
     groups = _groups(file, worlds, group or header.group)
     intervals_ms = [session.join.interval_ms for state in groups for session in state.sessions.values()]
     return DumpState(
@@ -101,12 +101,12 @@ def read(file: str, group: str = "") -> DumpState:
 
 def _root(log: CoordinationLog, file: str, header: Header) -> Genesis:
     if not any(span.first < span.end for span in header.logs):
-        raise DumpUnusable(file, "it holds no record")
+        raise FileUnusable(file, "it holds no record")
     bounds = log.bounds(0, READ_S)
     world = replay.open_world(log, 0, None, bounds)
     root = world.genesis or replay.genesis_of(log, world, bounds.end)
     if root is None:
-        raise DumpUnusable(file, "log 0 has no Genesis: no consumer has ever run there")
+        raise FileUnusable(file, "log 0 has no Genesis: no consumer has ever run there")
     return root
 
 
@@ -130,18 +130,18 @@ def _groups(file: str, worlds: list[World], wanted: str) -> list[Group]:
     if wanted:
         state = known.get(wanted)
         if state is None:
-            raise DumpUnusable(file, f"it holds no group {wanted!r}; it has {', '.join(sorted(known)) or 'none'}")
+            raise FileUnusable(file, f"it holds no group {wanted!r}; it has {', '.join(sorted(known)) or 'none'}")
         if (reason := _why_not(state)) is not None:
-            raise DumpUnusable(file, f"group {wanted!r} {reason}")
+            raise FileUnusable(file, f"group {wanted!r} {reason}")
         groups = [state]
     else:
         groups = [state for _, state in found if _why_not(state) is None]
     if not groups:
         reasons = "; ".join(f"group {name!r} {_why_not(state)}" for name, state in found[:GROUPS_MAX])
-        raise DumpUnusable(file, reasons or "no group has begun there")
+        raise FileUnusable(file, reasons or "no group has begun there")
     places = sum(topic.count for state in groups for topic in state.topics.values())
     if len(groups) > GROUPS_MAX or (places > PLACES_MAX and len(groups) > 1):
-        raise DumpUnusable(
+        raise FileUnusable(
             file,
             f"its {len(groups)} groups with {places} partitions are more than a run can race on "
             f"({GROUPS_MAX} and {PLACES_MAX}): name one of them (--group)",

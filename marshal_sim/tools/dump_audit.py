@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from marshal_py.errors import DumpUnusable
+from marshal_py.errors import FileUnusable
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.wire.records import Join
@@ -107,7 +107,7 @@ class Audit(Struct, kw_only=True):
 
 
 def audit(path: Path) -> Audit:
-    """Judges a dump and returns what was found. Raises DumpDamaged, DumpUnusable, and CoordinationError if the root
+    """Judges a dump and returns what was found. Raises FileUnusable, and CoordinationError if the root
     cannot be read.
     """
     header, transport = memory_transport(path)
@@ -117,7 +117,7 @@ def audit(path: Path) -> Audit:
         root, root_value = observer.root, observer.root_value
     if root_value is None or root is None:
         held = "no Genesis in log 0" if records else "no record"
-        raise DumpUnusable(
+        raise FileUnusable(
             str(path),
             f"it holds {held}: no consumer has ever run there, or another topic was meant "
             f"(`marshal log dump --coordination-topic`)",

@@ -21,8 +21,8 @@ from marshal_py.client.values.group_config import WORDS, settings_of
 from marshal_py.errors import (
     AdminBusy,
     AdminGaveUp,
+    AlreadyExists,
     GroupDeleted,
-    GroupExists,
     GroupMissing,
     InvalidOption,
     ModeMismatch,
@@ -160,7 +160,7 @@ def test_a_group_is_created_before_its_first_consumer() -> None:
     tool = finish(cluster, change(cluster, create=True, delivery="at_most_once", policy="greedy"))
     assert tool.operation.error is None
     assert words_in(cluster.group) == {"delivery": "at_most_once", "policy": "greedy", "on_topic_recreated": None}
-    with pytest.raises(GroupExists, match="policy is 'greedy', which was not asked for"):
+    with pytest.raises(AlreadyExists, match="policy is 'greedy', which was not asked for"):
         change(cluster, create=True, delivery="at_most_once")
     values = len(cluster.values)
     again = finish(cluster, change(cluster, create=True, delivery="at_most_once", policy="greedy"))
@@ -187,7 +187,7 @@ def test_replicas_that_create_their_group_at_once(policy: str) -> None:
     if policy == "greedy":
         assert error is None
     else:
-        assert isinstance(error, GroupExists)
+        assert isinstance(error, AlreadyExists)
         assert error.differences == {"policy": ("balanced", "greedy")}
     assert [config.policy for config in configs(cluster)] == [policy]
     assert play_copies(cluster, first) == []
@@ -498,7 +498,7 @@ def test_an_outlook_is_what_then_happens_and_writes_nothing() -> None:
     assert len(looks["delete"].settings) == 4
     finish(cluster, change(cluster, policy="greedy"))
     assert settings_of(cluster.group)["policy"] == "greedy"
-    with pytest.raises(GroupExists):
+    with pytest.raises(AlreadyExists):
         impact.of_settings(scene_of(a), {}, True)
     assert "has these settings already" in impact.of_settings(scene_of(a), {"policy": "greedy"}, True).does[0]
     finish(

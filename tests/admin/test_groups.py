@@ -11,7 +11,7 @@ import pytest
 import marshal_py
 from marshal_py import GroupConfig
 from marshal_py.embedded import Broker
-from marshal_py.errors import GroupDeleted, GroupExists, GroupMissing, InvalidName, InvalidOption, MembersAlive
+from marshal_py.errors import AlreadyExists, GroupDeleted, GroupMissing, InvalidOption, MembersAlive
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker
 
@@ -58,7 +58,7 @@ def test_a_group_from_its_creation_to_its_end(owner: Any, marshal: marshal_py.Ma
     """
     group = owner.create_group("billing", GREEDY, reason="a test")
     assert (group.name, policy_of(group)) == ("billing", "greedy")
-    with pytest.raises(GroupExists, match="policy is 'greedy', which was not asked for") as caught:
+    with pytest.raises(AlreadyExists, match="policy is 'greedy', which was not asked for") as caught:
         owner.create_group("billing")
     assert caught.value.differences == {"policy": ("greedy", None)}
     assert policy_of(owner.update_group("billing", GroupConfig(policy="balanced"))) == "balanced"
@@ -88,7 +88,7 @@ def test_a_creation_is_a_declaration(owner: Any, broker: MemoryBroker) -> None:
             "policy is 'pinned', not 'greedy'; on_topic_recreated is not set, not 'earliest'",
         ),
     ):
-        with pytest.raises(GroupExists, match=difference):
+        with pytest.raises(AlreadyExists, match=difference):
             owner.create_group("billing", other)
     assert log_end(broker) == end
 
@@ -164,9 +164,9 @@ def test_groups_that_nobody_created(owner: Any) -> None:
     with pytest.raises(GroupMissing):
         owner.delete_group("nobody")
     for name in ("", "two\nlines"):
-        with pytest.raises(InvalidName, match="group"):
+        with pytest.raises(InvalidOption, match="group"):
             owner.group(name)
-        with pytest.raises(InvalidName, match="group"):
+        with pytest.raises(InvalidOption, match="group"):
             owner.create_group(name, GREEDY)
 
 

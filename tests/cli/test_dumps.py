@@ -76,13 +76,13 @@ def test_a_dump_becomes_a_topic_of_the_same_records(shell: Shell, billing: str, 
         assert {tp.partition: claim.position for tp, claim in consumer.cached_info().claims.items()} == stood
     refused = shell.run("log", "load", str(dumped), "--coordination-topic", "__copy")
     assert refused.exit_code == 1
-    assert "it is not empty: partition 0 ends at offset" in refused.stderr
+    assert "is not empty: partition 0 ends at offset" in refused.stderr
 
 
 def test_a_load_that_cannot_be_is_refused(shell: Shell, dumped: Path, tmp_path: Path) -> None:
     small = shell.run("log", "load", str(dumped), "--coordination-topic", "__small")
     assert small.exit_code == 1
-    assert "it has 2 partitions, the dump's root names 16" in small.stderr
+    assert "has 2 partitions, and its root names 16" in small.stderr
     broken = tmp_path / "broken.dump"
     broken.write_bytes(dumped.read_bytes()[:-1])
     cut_off = shell.run("log", "load", str(broken), "--coordination-topic", "__unused")

@@ -14,14 +14,14 @@ import pytest
 from confluent_kafka import Producer
 
 import marshal_py
-from marshal_py.errors import ProtocolOutdated
+from marshal_py.errors import ProtocolUnknown
 from marshal_py.transport.dump import Reader
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
 from tests.cli.shell import DEADLINE_S, Shell
 
 DUMP = Path(__file__).resolve().parents[1] / "fixtures" / "protocol_1.dump"
-WORDS = "is a log of protocol 1; this library reads only protocol 2"
+WORDS = "protocol version 1, which this library cannot read"
 
 LOOKS = {
     "state": ("state",),
@@ -118,12 +118,12 @@ def test_the_doctor_names_it(old: Shell) -> None:
     shown = old.run("doctor", "--json")
     assert shown.exit_code == 1
     failed = [check for check in json.loads(shown.stdout)["checks"] if check["level"] == "fail"]
-    assert [check["name"] for check in failed] == ["ProtocolOutdated"]
+    assert [check["name"] for check in failed] == ["ProtocolUnknown"]
     assert WORDS in failed[0]["found"]
 
 
 def test_a_consumer_does_not_start(old: Shell) -> None:
     """L6: `connect` reads the root first."""
-    with pytest.raises(ProtocolOutdated) as raised:
+    with pytest.raises(ProtocolUnknown) as raised:
         marshal_py.connect({"bootstrap.servers": old.servers, "log_level": 0})
-    assert (raised.value.log, raised.value.protocol, raised.value.known) == (0, 1, 2)
+    assert (raised.value.log, raised.value.value, raised.value.outdated) == (0, 1, True)

@@ -9,7 +9,7 @@ import pytest
 
 from marshal_py import Consumer, aio
 from marshal_py.client.driver import loop, watches
-from marshal_py.errors import InvalidName, InvalidOption
+from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.records import ClaimingPartition, Join, ReleasingPartition
 from tests.support.client_fixtures import MemoryTestCluster, TestCluster, collect, joined, until
 
@@ -187,7 +187,7 @@ def test_starts_as_offsets_name_topics_that_match(memory: MemoryTestCluster) -> 
     [
         ("^orders-(", InvalidOption, r"topics='\^orders-\('.* a \( without its \), at the end"),
         ("^orders-(?!a)", InvalidOption, "begins no group here"),
-        ("orders-.*", InvalidName, r"a pattern begins with \^"),
+        ("orders-.*", InvalidOption, r"a pattern begins with \^"),
         ("^" + "a" * 255, Exception, "255"),
     ],
 )
@@ -199,7 +199,7 @@ def test_a_pattern_that_cannot_be_read_is_named(
 
 
 def test_planners_take_names_alone(memory: MemoryTestCluster) -> None:
-    with memory.connect() as marshal, pytest.raises(InvalidName):
+    with memory.connect() as marshal, pytest.raises(InvalidOption):
         marshal.planner(memory.group(), [PATTERN])
 
 

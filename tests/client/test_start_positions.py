@@ -10,7 +10,7 @@ import pytest
 from marshal_py import Marshal, TopicPartition
 from marshal_py.client.driver import watches
 from marshal_py.client.values import position_text
-from marshal_py.errors import InvalidOption, KafkaGroupIsLive, MarshalError, PositionOutOfRange, TopicMissing
+from marshal_py.errors import InvalidOption, MembersAlive, MarshalError, PositionOutOfRange, TopicMissing
 from marshal_py.protocol.member import member_state
 from marshal_py.protocol.wire.identity import Instant
 from marshal_py.protocol.wire.records import Note
@@ -399,9 +399,9 @@ def test_live_ordinary_consumers_keep_the_group_for_themselves(memory: MemoryTes
     group = memory.group()
     memory.broker.live_kafka[group] = 2
     with memory.connect() as marshal:
-        with pytest.raises(KafkaGroupIsLive) as raised:
+        with pytest.raises(MembersAlive) as raised:
             joined(marshal, group, [topic])
-        assert (raised.value.group, raised.value.members) == (group, 2)
+        assert (raised.value.group, raised.value.members) == (group, ("2 ordinary Kafka consumers",))
         memory.broker.live_kafka[group] = 0
         with joined(marshal, group, [topic]) as consumer:
             until(owns(consumer, 0), "they have gone")

@@ -26,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported
 )
 
 from marshal_py import Consumer, TopicPartition, connect
-from marshal_py.errors import HistoryTruncated, KafkaGroupIsLive, LogGap, MarshalError, TopicRecreated
+from marshal_py.errors import HistoryTruncated, MembersAlive, LogGap, MarshalError, TopicRecreated
 from marshal_py.transport.kafka import KafkaTransport
 from tests.support import conformance
 from tests.support.conformance import DEADLINE_S, KafkaRig, Rig, until
@@ -204,7 +204,7 @@ def test_live_ordinary_consumers_keep_their_group(apache: ApacheRig) -> None:
     group = f"g-{uuid.uuid4().hex}"
     leave = apache.join_kafka_group(group, topic)
     with connect(apache.bootstrap, coordination_topic=log) as marshal:
-        with pytest.raises(KafkaGroupIsLive):
+        with pytest.raises(MembersAlive):
             marshal.consumer(group, [topic])
         leave()
         until(lambda: marshal._context.admin.live_kafka_members(group) == 0, "the group is empty")

@@ -19,7 +19,7 @@ from typer.testing import Result
 import marshal_py
 from marshal_py.admin.group import Group
 from marshal_py.admin.plans.author import Author
-from marshal_py.errors import KafkaGroupIsLive, ModeMismatch
+from marshal_py.errors import MembersAlive, ModeMismatch
 from marshal_py.transport.kafka import KafkaTransport
 from tests.support.command_line import invoke
 from tests.support.commands import DEADLINE_S, Commands, ConsumeProcesses
@@ -331,7 +331,7 @@ def test_a_group_moves_to_marshal_and_back_and_loses_nothing(case: RunbookCase) 
     ordinary.handle(uncommitted, commits=False)  # as if it crashed afterwards
     early = case.start("too-early")
     early.stop()
-    assert isinstance(early.error, KafkaGroupIsLive), "it must not join while an ordinary consumer is live"
+    assert isinstance(early.error, MembersAlive), "it must not join while an ordinary consumer is live"
     assert case.run(to[0]).exit_code == 0
     ordinary.close()
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 import marshal_py
-from marshal_py.errors import BadRequest, ForeignTopic, TopicExists, TopicMissing, TopicRefused
+from marshal_py.errors import AlreadyExists, BadRequest, ForeignTopic, TopicMissing, TopicRefused
 from tests.cli.shell import Shell
 from tests.support.kafka import Cluster
 
@@ -23,7 +23,7 @@ def test_a_topic_from_its_creation_to_its_end(kafka: Cluster) -> None:
         marshal.create_topic(name, partitions=2, settings={"retention.ms": "60000"}, dry_run=True)
         assert name not in marshal.topics()
         topic = marshal.create_topic(name, partitions=2, settings={"retention.ms": "60000"})
-        with pytest.raises(TopicExists):
+        with pytest.raises(AlreadyExists):
             marshal.create_topic(name)
         for wrong in ({"replication": 9}, {"settings": {"no.such": "1"}}, {"settings": {"retention.ms": "soon"}}):
             with pytest.raises(TopicRefused):

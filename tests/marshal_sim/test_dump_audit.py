@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from marshal_py.errors import DumpDamaged, DumpUnusable, ForeignTopic, HistoryTruncated, MarshalError
+from marshal_py.errors import FileUnusable, ForeignTopic, HistoryTruncated, MarshalError
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.wire import codec
@@ -221,11 +221,11 @@ def test_early_evictions_by_timestamps_are_counted_and_not_judged(tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
-        (lambda whole: b"", DumpDamaged, "it is empty"),
-        (lambda whole: b"PK\x03\x04 a zip", DumpDamaged, "no header of a dump"),
-        (lambda whole: whole.replace(b'"version":1', b'"version":9', 1), DumpDamaged, "the header's sum"),
-        (lambda whole: b"".join(whole.splitlines(keepends=True)[:-1]), DumpDamaged, "it is cut off"),
-        (lambda whole: whole[: len(whole) // 2], DumpDamaged, "sum does not fit"),
+        (lambda whole: b"", FileUnusable, "it is empty"),
+        (lambda whole: b"PK\x03\x04 a zip", FileUnusable, "no header of a dump"),
+        (lambda whole: whole.replace(b'"version":1', b'"version":9', 1), FileUnusable, "the header's sum"),
+        (lambda whole: b"".join(whole.splitlines(keepends=True)[:-1]), FileUnusable, "it is cut off"),
+        (lambda whole: whole[: len(whole) // 2], FileUnusable, "sum does not fit"),
     ],
 )
 def test_a_broken_file_is_refused_by_name(
@@ -244,7 +244,7 @@ def test_a_dump_without_records_or_without_a_beginning_is_refused(tmp_path: Path
     with pytest.raises(ForeignTopic):
         audit(dumps.of_values(tmp_path / "log.dump", [b"garbage"]))
     for values, says in (([], "no record"), ([envelope_without_genesis], "no Genesis")):
-        with pytest.raises(DumpUnusable, match=says) as caught:
+        with pytest.raises(FileUnusable, match=says) as caught:
             audit(dumps.of_values(tmp_path / "log.dump", values))
         assert "marshal log dump" in str(caught.value)
         assert json.dumps(str(tmp_path))[1:-1] in str(caught.value)

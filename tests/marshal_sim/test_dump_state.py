@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from marshal_py.errors import DumpDamaged, DumpUnusable
+from marshal_py.errors import FileUnusable
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.records import Leave, Topology
@@ -140,10 +140,10 @@ def test_one_group_of_many_can_be_chosen(tmp_path: Path) -> None:
         book.must(book.new_join(f"c{number}"), group=f"g{number}")
         book.must(Topology("t", 2, -1), group=f"g{number}")
     path = dumps.of_values(tmp_path / "many.dump", book.values)
-    with pytest.raises(DumpUnusable, match="--group"):
+    with pytest.raises(FileUnusable, match="--group"):
         dump_state.read(str(path))
     assert [group.name for group in dump_state.read(str(path), "g3").groups] == ["g3"]
-    with pytest.raises(DumpUnusable, match="no group 'g99'; it has g0, g1"):
+    with pytest.raises(FileUnusable, match="no group 'g99'; it has g0, g1"):
         dump_state.read(str(path), "g99")
 
 
@@ -159,16 +159,16 @@ def test_a_group_with_which_nobody_can_go_on_is_refused(tmp_path: Path, how: str
         book.pause(dump_state.PAUSE_MS_MAX + 1)
     path = dumps.of_values(tmp_path / "refused.dump", book.values)
     for group in ("", GROUP):
-        with pytest.raises(DumpUnusable, match=f"group '{GROUP}'.*{how}"):
+        with pytest.raises(FileUnusable, match=f"group '{GROUP}'.*{how}"):
             dump_state.read(str(path), group)
 
 
 def test_a_broken_dump_is_refused(dump: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.dump"
     broken.write_bytes(dump.read_bytes()[:-40])
-    with pytest.raises(DumpDamaged, match=r"cut off|does not fit"):
+    with pytest.raises(FileUnusable, match=r"cut off|does not fit"):
         dump_state.read(str(broken))
-    with pytest.raises(DumpUnusable, match="no record"):
+    with pytest.raises(FileUnusable, match="no record"):
         dump_state.read(str(dumps.of_values(tmp_path / "empty.dump", [])))
 
 

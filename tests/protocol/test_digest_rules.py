@@ -7,7 +7,7 @@ import struct
 import mmh3
 import pytest
 
-from marshal_py.errors import InvalidName
+from marshal_py.errors import InvalidOption
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, FOLD_VERSION
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.fencing_token import Token
@@ -152,7 +152,7 @@ def test_tokens() -> None:
     assert [Token.parse(str(token)) for token in tokens] == tokens
     zero = str(tokens[0])
     for text in ("", "00", zero[:-1], zero + "0", zero.replace("-", "_"), "g" * 32 + "-" + "0" * 16):
-        with pytest.raises(InvalidName):
+        with pytest.raises(InvalidOption):
             Token.parse(text)
     book = DifferentialLog()
     session, first = book.owner()

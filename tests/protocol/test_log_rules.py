@@ -11,7 +11,7 @@ from zlib import crc32
 import mmh3
 import pytest
 
-from marshal_py.errors import LogGap, ProtocolOutdated, ProtocolUnknown, TopicRecreated
+from marshal_py.errors import LogGap, ProtocolUnknown, TopicRecreated
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.rationalizer import Outcome, apply
 from marshal_py.protocol.wire import codec
@@ -113,14 +113,14 @@ def test_a_root_of_protocol_1() -> None:
     """L6: refused by its own error, which says what to do; another incarnation than the known one is reported first."""
     fresh = DifferentialLog(start=False)
     error = fresh.stops(genesis(protocol=1))
-    assert isinstance(error, ProtocolOutdated)
-    assert (error.log, error.protocol, error.known) == (0, 1, 2)
+    assert isinstance(error, ProtocolUnknown)
+    assert (error.log, error.value, error.outdated) == (0, 1, True)
     assert "marshal log dump" in str(error)
     assert isinstance(fresh.stops(genesis(protocol=1, hash="md5")), ProtocolUnknown)
     assert (fresh.world.next_offset, fresh.world.genesis) == (0, None)
     known = DifferentialLog(start=False, expected=OTHER_INCARNATION)
     assert isinstance(known.stops(genesis(protocol=1)), TopicRecreated)
-    assert isinstance(known.stops(genesis(protocol=1, incarnation=OTHER_INCARNATION)), ProtocolOutdated)
+    assert isinstance(known.stops(genesis(protocol=1, incarnation=OTHER_INCARNATION)), ProtocolUnknown)
     # Behind a root that counts it is only one more Genesis (L5).
     assert DifferentialLog().put(genesis(protocol=1)).reason == "genesis"
 

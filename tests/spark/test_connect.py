@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import marshal_py.spark
-from marshal_py.errors import MissingSpark
+from marshal_py.errors import UnsupportedPlatform
 from marshal_sim.cluster.run import simulate
 from tests.spark.kafka_topic import MakeTopic
 from tests.support.connect_job import SMALL
@@ -67,7 +67,7 @@ def test_a_client_without_grpc_is_told_what_to_install(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
     monkeypatch.setattr(marshal_py.spark.util, "find_spec", lambda name: None if name == "grpc" else object())
-    with pytest.raises(MissingSpark, match=r"Spark needs grpcio.*pip install 'pyspark\[connect\]'"):
+    with pytest.raises(UnsupportedPlatform, match=r"a Python without grpcio: pip install 'pyspark\[connect\]'"):
         marshal_py.spark.local_session("sc://127.0.0.1:1")
 
 
@@ -80,5 +80,5 @@ def test_a_pyspark_under_another_distribution_name_counts(monkeypatch: pytest.Mo
     monkeypatch.setattr(metadata, "version", version)
     marshal_py.spark.require_spark()
     monkeypatch.setattr("pyspark.version.__version__", "4.1.0")
-    with pytest.raises(MissingSpark, match=r"pyspark 4\.2 or newer, and 4\.1\.0 is installed"):
+    with pytest.raises(UnsupportedPlatform, match=r"on pyspark 4\.1\.0: 4\.2 or newer is needed"):
         marshal_py.spark.require_spark()

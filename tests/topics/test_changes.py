@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import marshal_py
-from marshal_py.errors import BadRequest, InvalidName, TopicExists, TopicMissing, TopicRefused
+from marshal_py.errors import AlreadyExists, BadRequest, InvalidOption, TopicMissing, TopicRefused
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryBroker
 
@@ -48,16 +48,16 @@ def test_a_dry_run_changes_nothing(marshal: marshal_py.Marshal) -> None:
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda m: m.create_topic("orders"), TopicExists),
+        (lambda m: m.create_topic("orders"), AlreadyExists),
         (lambda m: m.create_topic("new", replication=9), TopicRefused),
         (lambda m: m.create_topic("new", partitions=0), BadRequest),
         (lambda m: m.create_topic("new", replication=0), BadRequest),
         (lambda m: m.create_topic("new", settings={"retention.ms": 5}), BadRequest),
-        (lambda m: m.create_topic("a b"), InvalidName),
-        (lambda m: m.create_topic("."), InvalidName),
-        (lambda m: m.create_topic(".."), InvalidName),
-        (lambda m: m.create_topic("__marshal"), InvalidName),
-        (lambda m: m.delete_topic("__consumer_offsets"), InvalidName),
+        (lambda m: m.create_topic("a b"), InvalidOption),
+        (lambda m: m.create_topic("."), InvalidOption),
+        (lambda m: m.create_topic(".."), InvalidOption),
+        (lambda m: m.create_topic("__marshal"), InvalidOption),
+        (lambda m: m.delete_topic("__consumer_offsets"), InvalidOption),
         (lambda m: m.update_topic("orders"), BadRequest),
         (lambda m: m.update_topic("orders", partitions=1), BadRequest),
         (lambda m: m.update_topic("new", partitions=2), TopicMissing),
@@ -82,6 +82,6 @@ def test_topics_of_the_library_and_of_kafka_stay_as_they_are(marshal: marshal_py
         lambda: marshal.update_topic(name, partitions=99),
         lambda: marshal.delete_topic(name),
     ):
-        with pytest.raises(InvalidName, match="belongs to the library or to Kafka"):
+        with pytest.raises(InvalidOption, match="belongs to the library or to Kafka"):
             change()
     assert marshal.topic("__marshal").info().offsets > 0

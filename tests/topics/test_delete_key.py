@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marshal_py.embedded import Broker
-from marshal_py.errors import BadRequest, InvalidName, MessageNotFound, TopicMissing
+from marshal_py.errors import BadRequest, InvalidOption, MessageNotFound, TopicMissing
 from marshal_py.topics.keys import PARTITIONERS
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.kafka import KafkaTransport
@@ -102,7 +102,7 @@ def test_keys_that_are_none(broker: MemoryBroker, key: Any) -> None:
 
 
 def test_topics_that_cannot_be_changed(broker: MemoryBroker) -> None:
-    with pytest.raises(InvalidName):
+    with pytest.raises(InvalidOption):
         topic_of(broker, coordination_topic=NAME).delete_key("k")
     with pytest.raises(TopicMissing):
         Topic(MemoryTransport(broker), "nothing").delete_key("k")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from marshal_py.errors import IndexBusy, IndexUnusable, InvalidOption, MarshalError, TopicMissing
+from marshal_py.errors import FileUnusable, IndexBusy, InvalidOption, MarshalError, TopicMissing
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics import indexed_reads, key_index
 from marshal_py.topics.key_index import prefix_of
@@ -203,7 +203,7 @@ def test_a_damaged_copy_is_refused(broker: MemoryBroker, tmp_path: Path) -> None
     topic.close()
     (tmp_path / "keys.db").write_bytes((tmp_path / "keys.db").read_bytes().replace(b"right", b"wrong"))
     topic = opened(broker, tmp_path / "keys.db")
-    with pytest.raises(IndexUnusable, match="its copy of users:0@0 is damaged: delete it"):
+    with pytest.raises(FileUnusable, match="its copy of users:0@0 is damaged: delete it"):
         _ = topic["k"]
     topic.close()
 
@@ -223,7 +223,7 @@ def test_copies_of_a_topic_that_is_created_again_are_not_used(
     broker.delete_topic(NAME)
     broker.create_topic(NAME, 3)
     broker.produce(NAME, 0, b"2", b"other", None, T0)
-    with pytest.raises(IndexUnusable, match="created again"):
+    with pytest.raises(FileUnusable, match="created again"):
         _ = topic["k"]
     topic.close()
 
@@ -375,7 +375,7 @@ def test_a_crash_while_it_is_filled_leaves_it_as_it_was(broker: MemoryBroker, tm
 
 def test_an_index_that_cannot_be_opened_leaves_the_one_before(broker: MemoryBroker, tmp_path: Path) -> None:
     topic = opened(broker, tmp_path / "keys.db")
-    with pytest.raises(IndexUnusable):
+    with pytest.raises(FileUnusable):
         topic.key_index(tmp_path / "missing" / "keys.db")
     assert topic.update_index().behind == 0
     topic.close()
@@ -384,7 +384,7 @@ def test_an_index_that_cannot_be_opened_leaves_the_one_before(broker: MemoryBrok
 def test_the_index_of_another_topic(broker: MemoryBroker, tmp_path: Path) -> None:
     opened(broker, tmp_path / "keys.db").close()
     broker.create_topic("orders", 1)
-    with pytest.raises(IndexUnusable, match="the index of topic 'users'"):
+    with pytest.raises(FileUnusable, match="the index of topic 'users'"):
         Topic(MemoryTransport(broker), "orders").key_index(tmp_path / "keys.db")
     with pytest.raises(TopicMissing):
         Topic(MemoryTransport(broker), "nothing").key_index(tmp_path / "other.db")
@@ -400,7 +400,7 @@ def test_a_topic_that_was_created_again(broker: MemoryBroker, tmp_path: Path, te
     broker.delete_topic(NAME)
     broker.create_topic(NAME, 3)
     write(broker, random.Random(6), 3)
-    with pytest.raises(IndexUnusable, match="created again"):
+    with pytest.raises(FileUnusable, match="created again"):
         topic.update_index() if not tells_ids else opened(broker, tmp_path / "keys.db")
     topic.close()
 
@@ -415,7 +415,7 @@ def test_a_topic_that_was_created_again_and_is_longer(broker: MemoryBroker, tmp_
     broker.create_topic(NAME, 3)
     broker.produce(NAME, 0, b"2", b"other", None, T0)
     for question in ({"last_by_key": "k"}, {"next_by_key": "k"}, {"next_by_key": "k", "batch": 2}):
-        with pytest.raises(IndexUnusable, match=r"another key for users:0@0: .* delete the file"):
+        with pytest.raises(FileUnusable, match=r"another key for users:0@0: .* delete the file"):
             topic.get(**question)
     topic.close()
 
@@ -430,7 +430,7 @@ def test_a_topic_that_is_created_again_while_its_index_is_open(broker: MemoryBro
     broker.produce(NAME, 0, b"2", b"other", None, T0)
     broker.produce(NAME, 0, b"3", b"later", None, T0)
     for question in (lambda: topic["other"], lambda: topic["later"], topic.update_index):
-        with pytest.raises(IndexUnusable, match="created again since: delete the file"):
+        with pytest.raises(FileUnusable, match="created again since: delete the file"):
             question()
     topic.close()
 
@@ -438,7 +438,7 @@ def test_a_topic_that_is_created_again_while_its_index_is_open(broker: MemoryBro
 def test_the_index_of_another_isolation(broker: MemoryBroker, tmp_path: Path) -> None:
     """It holds aborted messages, or lacks them."""
     opened(broker, tmp_path / "keys.db").close()
-    with pytest.raises(IndexUnusable, match="built for read_committed: give read_uncommitted a file of its own"):
+    with pytest.raises(FileUnusable, match="built for read_committed: give read_uncommitted a file of its own"):
         Topic(MemoryTransport(broker), NAME, isolation="read_uncommitted").key_index(tmp_path / "keys.db")
 
 
@@ -455,16 +455,16 @@ def test_several_threads_use_one_index(broker: MemoryBroker, tmp_path: Path) -> 
 
 def test_files_that_are_no_index(broker: MemoryBroker, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database, whatever its name is\n" * 100)
-    with pytest.raises(IndexUnusable, match="no index, or damaged"):
+    with pytest.raises(FileUnusable, match="no index, or damaged"):
         opened(broker, tmp_path / "text")
-    with pytest.raises(IndexUnusable, match="folder that exists"):
+    with pytest.raises(FileUnusable, match="folder that exists"):
         opened(broker, tmp_path / "nowhere" / "keys.db")
     topic = opened(broker, tmp_path / "keys.db")
     topic.close()
     with sqlite3.connect(tmp_path / "keys.db") as database:
         database.execute("UPDATE about SET version = 99")
     database.close()
-    with pytest.raises(IndexUnusable, match="version 99"):
+    with pytest.raises(FileUnusable, match="version 99"):
         opened(broker, tmp_path / "keys.db")
 
 
@@ -489,7 +489,7 @@ def test_a_file_that_is_cut_off(broker: MemoryBroker, tmp_path: Path, share: flo
     path, topic = tmp_path / "keys.db", Topic(MemoryTransport(broker), NAME)
     size = filled(broker, path)
     os.truncate(path, int(size * share))
-    with pytest.raises(IndexUnusable, match="delete the file"):
+    with pytest.raises(FileUnusable, match="delete the file"):
         ask_for_all(topic, path)
     topic.close()
     path.unlink()
@@ -504,7 +504,7 @@ def test_a_file_with_damaged_pages(broker: MemoryBroker, tmp_path: Path, share: 
     with path.open("r+b") as file:
         file.seek(int(size * share) // 4096 * 4096)
         file.write(b"\xa5" * 4096 * 2)
-    with pytest.raises(IndexUnusable, match="delete the file"):
+    with pytest.raises(FileUnusable, match="delete the file"):
         ask_for_all(topic, path)
     topic.close()
 
@@ -521,7 +521,7 @@ def test_a_full_disk_leaves_the_index_as_it_was(broker: MemoryBroker, tmp_path: 
     [pages] = database._database.execute("PRAGMA page_count").fetchone()
     database._database.execute(f"PRAGMA max_page_count={pages + 2}")  # then SQLite says what it says of a full disk
     for ask in (topic.update_index, lambda: topic["new.4"]):
-        with pytest.raises(IndexUnusable, match="full: make room"):
+        with pytest.raises(FileUnusable, match="full: make room"):
             ask()
     assert structs.replace(topic.index_status(), behind=0) == before
     database._database.execute("PRAGMA max_page_count=1000000")
@@ -545,7 +545,7 @@ def test_a_file_that_may_not_be_written(broker: MemoryBroker, tmp_path: Path, mo
     topic = opened(broker, tmp_path / "keys.db")
     assert topic["k"].value == b"1"
     broker.produce(NAME, 0, b"2", b"k", None, T0 + 1)
-    with pytest.raises(IndexUnusable, match="readonly database: give a file that may be written"):
+    with pytest.raises(FileUnusable, match="readonly database: give a file that may be written"):
         _ = topic["k"]
     topic.close()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from marshal_py.errors import DumpDamaged, HistoryTruncated
+from marshal_py.errors import FileUnusable, HistoryTruncated
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.dump import Header, Reader, Span, Writer, memory_transport
 from marshal_py.transport.ports import Bounds, LogRecord
@@ -82,7 +82,7 @@ def test_every_changed_byte_is_noticed_in_its_line(path: Path) -> None:
     line = 0
     for at, byte in enumerate(whole):
         for other in {byte ^ 1, byte ^ 0x20, 0x0A} - {byte}:
-            with pytest.raises(DumpDamaged) as caught:
+            with pytest.raises(FileUnusable) as caught:
                 read(path, whole[:at] + bytes((other,)) + whole[at + 1 :])
             assert caught.value.line in (line + 1, line + 2), f"byte {at}"
             assert (caught.value.log, caught.value.offset) == places[line], f"byte {at} became {other}"
@@ -93,17 +93,17 @@ def test_every_changed_byte_is_noticed_in_its_line(path: Path) -> None:
 def test_every_missing_or_added_byte_is_noticed(path: Path) -> None:
     whole = written()
     for at in range(len(whole)):
-        with pytest.raises(DumpDamaged):
+        with pytest.raises(FileUnusable):
             read(path, whole[:at])
     for at in range(0, len(whole) + 1, 7):
-        with pytest.raises(DumpDamaged):
+        with pytest.raises(FileUnusable):
             read(path, whole[:at] + b" " + whole[at:])
     lines = whole.splitlines(keepends=True)
     for at in range(len(lines)):
-        with pytest.raises(DumpDamaged):
+        with pytest.raises(FileUnusable):
             read(path, b"".join(lines[:at] + lines[at + 1 :]))
         if at + 1 < len(lines):
-            with pytest.raises(DumpDamaged):
+            with pytest.raises(FileUnusable):
                 read(path, b"".join([*lines[:at], lines[at + 1], lines[at], *lines[at + 2 :]]))
 
 
@@ -121,12 +121,12 @@ def test_every_missing_or_added_byte_is_noticed(path: Path) -> None:
     ],
 )
 def test_what_is_no_dump_says_so(path: Path, content: bytes, reason: str) -> None:
-    with pytest.raises(DumpDamaged, match=re.escape(reason)):
+    with pytest.raises(FileUnusable, match=re.escape(reason)):
         read(path, content)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(DumpDamaged, match="it cannot be read: No such file"):
+    with pytest.raises(FileUnusable, match="it cannot be read: No such file"):
         Reader(tmp_path / "missing")
 
 

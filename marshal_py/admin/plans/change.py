@@ -27,8 +27,8 @@ from marshal_py.client.values.group_config import (
 )
 from marshal_py.errors import (
     AdminGaveUp,
+    AlreadyExists,
     GroupDeleted,
-    GroupExists,
     GroupMissing,
     InvalidOption,
     MarshalError,
@@ -258,11 +258,11 @@ def exists(group: Group | None) -> bool:
     return group is not None and not group.deleted and (group.config is not None or group.mode != 0)
 
 
-def other_settings(group: Group | None, wanted: Wanted) -> GroupExists | None:
+def other_settings(group: Group | None, wanted: Wanted) -> AlreadyExists | None:
     """Returns the error if the group exists with other settings than those that it is to be created with."""
     if group is None or not exists(group) or not (found := differences(group, wanted)):
         return None
-    return GroupExists(group.name, found)
+    return AlreadyExists("group", group.name, found)
 
 
 def check_changeable(context: GroupContext) -> None:

@@ -98,7 +98,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 def chosen(verb: str, options: ConsumerOptions | None, keywords: Mapping[str, Any]) -> ConsumerOptions:
     """Returns the options of a consumer: `options`, or the defaults, replaced by `keywords` where these are given.
 
-    `verb`: the calling method's name, for errors. Raises InvalidOption, InvalidName.
+    `verb`: the calling method's name, for errors. Raises InvalidOption.
     """
     if options is not None and not isinstance(options, ConsumerOptions):
         raise InvalidOption("options", options, "a ConsumerOptions")

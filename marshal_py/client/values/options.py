@@ -91,7 +91,7 @@ def _advice(name: str, known: Iterable[str]) -> str:
 @constructor_checks_names(_advice)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """The options of `Marshal.consumer`. Raises InvalidOption, InvalidName when it is made.
+    """The options of `Marshal.consumer`. Raises InvalidOption when it is made.
 
     name, default, unit                      what it says, and when to touch it
 
@@ -347,7 +347,7 @@ _PATTERN_RULE: Final = "; a pattern begins with ^"
 
 
 def check_topics(topics: Sequence[str], *, patterns: bool = False) -> tuple[str, ...]:
-    """Returns the topics of a consumer, each once, in the order given. Raises InvalidOption, InvalidName.
+    """Returns the topics of a consumer, each once, in the order given. Raises InvalidOption.
 
     `patterns`: whether a text that begins with ^ is a pattern (subscription.py).
     """

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from msgspec import Struct
 
-from marshal_py.errors import HistoryRestarted, LogGap, ProtocolOutdated, ProtocolUnknown, TopicRecreated
+from marshal_py.errors import HistoryRestarted, LogGap, ProtocolUnknown, TopicRecreated
 from marshal_py.protocol.fold.policies import lifelong, misfit
 from marshal_py.protocol.fold.world import (
     CHECKPOINT_OFFSETS,
@@ -392,9 +392,9 @@ def _judge_unowned(
 
 
 def check_protocol(log: int, genesis: Genesis) -> None:
-    """Checks the Genesis's protocol version (L6). Raises ProtocolOutdated or ProtocolUnknown."""
+    """Checks the Genesis's protocol version (L6). Raises ProtocolUnknown."""
     if genesis.protocol < PROTOCOL_VERSION:
-        raise ProtocolOutdated(log, genesis.protocol, PROTOCOL_VERSION)
+        raise ProtocolUnknown(log, "protocol version", genesis.protocol, outdated=True)
     if genesis.protocol > PROTOCOL_VERSION:
         raise ProtocolUnknown(log, "protocol version", genesis.protocol)
 

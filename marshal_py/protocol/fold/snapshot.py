@@ -214,7 +214,7 @@ def _packed(group: Group) -> _Group:
 
 def load(stored: Stored, log: int, root: Genesis | None = None, expected: bytes | None = None) -> World | None:
     """Returns the world at the snapshot's checkpoint, None for invalid bytes (N4). `log`, `root`, `expected`: as of
-    `World`. Raises TopicRecreated, ProtocolOutdated or ProtocolUnknown (L6)."""
+    `World`. Raises TopicRecreated, ProtocolUnknown (L6)."""
     incarnation = stored.genesis.incarnation
     known = expected if root is None else root.incarnation
     if known is not None and incarnation != known:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from marshal_py.errors import InvalidName
+from marshal_py.errors import InvalidOption
 
 _TOKEN = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}")
 
@@ -25,7 +25,7 @@ class Token(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Token:
-        """Returns the token that `str(token)` printed. Raises InvalidName for any other text."""
+        """Returns the token that `str(token)` printed. Raises InvalidOption for any other text."""
         if _TOKEN.fullmatch(text):
             return cls(bytes.fromhex(text[:32]), int(text[33:], 16))
-        raise InvalidName("token", text, "32 hex digits, a dash, 16 hex digits")
+        raise InvalidOption("token", text, "32 hex digits, a dash, 16 hex digits")

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import mmh3
 
-from marshal_py.errors import InvalidName
+from marshal_py.errors import InvalidOption
 
 ID_BYTES_MAX = 255  # one length byte in the envelope (PROTOCOL.md 4.1)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -47,28 +47,28 @@ class Instant(NamedTuple):
 
 
 def check_id(kind: str, value: object) -> str:
-    """Returns `value` if people may choose it as an id, else raises InvalidName: 1-255 bytes of utf-8 without control
+    """Returns `value` if people may choose it as an id, else raises InvalidOption: 1-255 bytes of utf-8 without control
     characters (4.2). No rule of the fold, which never looks into an id."""
     if not isinstance(value, str):
-        raise InvalidName(kind, value, f"it must be a str, not {type(value).__name__}")
+        raise InvalidOption(kind, value, f"it must be a str, not {type(value).__name__}")
     try:
         size_bytes = len(value.encode())
     except UnicodeEncodeError as error:
-        raise InvalidName(kind, value, "it must be encodable as utf-8") from error
+        raise InvalidOption(kind, value, "it must be encodable as utf-8") from error
     if not 1 <= size_bytes <= ID_BYTES_MAX:
-        raise InvalidName(kind, value, f"it must be 1 to {ID_BYTES_MAX} bytes of utf-8, this is {size_bytes}")
+        raise InvalidOption(kind, value, f"it must be 1 to {ID_BYTES_MAX} bytes of utf-8, this is {size_bytes}")
     if _CONTROL.search(value):
         rule = "it must not hold control characters: NUL cuts it short in Kafka's C client, a newline breaks a table"
-        raise InvalidName(kind, value, rule)
+        raise InvalidOption(kind, value, rule)
     return value
 
 
 def check_topic(name: object, also: str = "") -> str:
-    """Returns `name` if Kafka takes it as a topic's, else raises InvalidName. `also`: what else the caller takes."""
+    """Returns `name` if Kafka takes it as a topic's, else raises InvalidOption. `also`: what else the caller takes."""
     checked = check_id("topic", name)
     if not _TOPIC_NAME.fullmatch(checked):
         rule = "Kafka takes 1 to 249 of the characters a-z A-Z 0-9 . _ - and neither . nor .. alone"
-        raise InvalidName("topic", checked, rule + also)
+        raise InvalidOption("topic", checked, rule + also)
     return checked
 
 

@@ -29,7 +29,7 @@ Raw = tuple[int, int, int, bytes | None, bytes | None]  # log, offset, time in m
 
 class LogSource(Protocol):
     """Reads coordination logs from one place: a topic or a dump. Every method raises CoordinationError,
-    ClusterUnreachable, DumpDamaged, InvalidOption."""
+    ClusterUnreachable, FileUnusable, InvalidOption."""
 
     def spans(self) -> dict[int, Bounds]:
         """Returns, for each log that has records, its first offset and its end, as of now."""

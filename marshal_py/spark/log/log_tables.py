@@ -37,7 +37,7 @@ _STATE: Final = _SOURCE | {"group", "since", "until", "table"}
 
 
 class RowFilter:
-    """Selects rows by the options `group`, `since` and `until`. Making it raises InvalidOption, InvalidName."""
+    """Selects rows by the options `group`, `since` and `until`. Making it raises InvalidOption."""
 
     since: Point | None
     until: Point | None

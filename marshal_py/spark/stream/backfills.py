@@ -58,7 +58,7 @@ class BackfillOptions(ReadOptions):
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> BackfillOptions:
-        """Parses options, also under Spark's own names. Raises InvalidOption, InvalidName."""
+        """Parses options, also under Spark's own names. Raises InvalidOption."""
         options, given_names = translate(given, batch_read=True)
         if "group" in options:
             raise InvalidOption("group", options["group"], _GROUP)

@@ -96,7 +96,7 @@ class StreamOptions(ReadOptions):
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> StreamOptions:
-        """Parses a stream's options, also under Spark's own names. Raises InvalidOption, InvalidName."""
+        """Parses a stream's options, also under Spark's own names. Raises InvalidOption."""
         options, given_names = translate(given)
         check_names(options, OPTIONS)
         try:
@@ -158,7 +158,7 @@ class StreamOptions(ReadOptions):
 
 
 def topics_of(text: str) -> tuple[str, ...]:
-    """Returns the topics of the option, between commas. Raises InvalidOption, InvalidName."""
+    """Returns the topics of the option, between commas. Raises InvalidOption."""
     return check_topics([topic.strip() for topic in text.split(",") if topic.strip()])
 
 

