@@ -130,8 +130,7 @@ class ConsumeOptions(DecodingOptions):
 def consume(
     options: ConsumeOptions,
     topics: Annotated[
-        list[str],
-        typer.Argument(metavar="TOPIC...", help="What to read: names of topics, or patterns as '^orders-.*'."),
+        list[str], typer.Argument(metavar="TOPIC...", help="What to read: names of topics, or patterns as 'orders-*'.")
     ],
     group: Annotated[str, typer.Option(help="The group whose members share the topics.")],
 ) -> None:

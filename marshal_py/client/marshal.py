@@ -42,6 +42,7 @@ from marshal_py.errors import InvalidOption, UnsupportedPlatform
 from marshal_py.protocol.duties.snapshotter import SNAPSHOT_EVERY_RECORDS
 from marshal_py.protocol.wire.identity import check_id
 from marshal_py.protocol.wire.records import PARTITION_MAX, Genesis
+from marshal_py.protocol.wire.subscription import matches
 from marshal_py.topics import changes
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport, named_transport
@@ -210,16 +211,16 @@ class Marshal:
             callbacks.close(0.0)
             raise
 
-    def topics(self, pattern: str = ".*") -> tuple[str, ...]:
-        """Returns the sorted names of the cluster's topics that match a Python regular expression as a whole.
+    def topics(self, pattern: str = "*") -> tuple[str, ...]:
+        """Returns the sorted names of the cluster's topics that match a glob, such as orders-*.
 
         The coordination topic and Kafka's internal topics are left out. Raises InvalidOption, ClusterUnreachable,
         ReentrantCall.
         """
         self._context.check_call("Marshal", "topics", waits=True)
-        wanted = check_pattern(pattern)
+        check_pattern(pattern, "pattern")
         found = self._context.admin.topics() - changes.INTERNAL - {self.coordination_topic}
-        return tuple(sorted(topic for topic in found if wanted.fullmatch(topic)))
+        return tuple(sorted(topic for topic in found if matches(pattern, topic)))
 
     # --- consumers
 
@@ -283,7 +284,7 @@ class Marshal:
     ) -> Consumer[Any, Any]:
         """Joins `group` as a consumer of `topics`, and returns once the group has it.
 
-        `topics`: names, and patterns such as "^orders-.*", which also match topics that are created later
+        `topics`: names, and patterns such as "orders-*", which also match topics that are created later
         (docs/consumer.md). The keywords are the fields of ConsumerOptions, which describes them. With `options` they
         replace single fields of it.
 

@@ -181,7 +181,7 @@ def test_a_consumer_that_would_never_release_what_it_falls_behind_on(marshal: Ma
     marshal.consumer("later", ["t"], release_behind_s=5, policy="greedy").stop()
 
 
-@pytest.mark.parametrize("topics", [["t"], ["^t$"]])
+@pytest.mark.parametrize("topics", [["t"], ["t*"]])
 def test_a_start_of_a_partition_that_does_not_exist(marshal: Marshal, topics: list[str]) -> None:
     with pytest.raises(InvalidOption) as raised:
         marshal.consumer("start", topics, start='{"t": {"0": 0, "7": 5}}')
@@ -200,7 +200,7 @@ def test_a_start_of_a_partition_that_a_later_topic_does_not_have(
     monkeypatch.setattr(loop, "METADATA_S", 0.1)
     memory.create("later-0", 1)
     start = '{"later-0": {"0": 0}, "later-1": {"0": 0, "7": 5}}'
-    with memory.connect() as marshal, marshal.consumer("g", ["^later-.$"], start=start) as consumer:
+    with memory.connect() as marshal, marshal.consumer("g", ["later-*"], start=start) as consumer:
         memory.create("later-1", 1)
         with pytest.raises(InvalidOption, match="later-1:7 does not exist"):
             consumer.next(expires_s=DEADLINE_S)

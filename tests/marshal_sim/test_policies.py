@@ -35,7 +35,7 @@ def test_members_with_patterns_keep_every_promise(monkeypatch: pytest.MonkeyPatc
 
     def with_patterns(cluster: Cluster, group: GroupPlan, name: str) -> MemberOptions:
         options = named(cluster, group, name)
-        return structs.replace(options, topics=tuple(f"^{topic}$" for topic in options.topics))
+        return structs.replace(options, topics=tuple(f"{topic}*" for topic in options.topics))
 
     monkeypatch.setattr(Cluster, "new_options", with_patterns)
     results = [simulate(seed) for seed in range(5)] + [simulate(30, Options(policy="topic"))]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
-import re
+from fnmatch import fnmatchcase
 
 import pytest
 
 from marshal_py.protocol.wire.records import ReleasingPartition, Topology
-from marshal_py.protocol.wire.subscription import compile_pattern, consumed, consumes, matches
+from marshal_py.protocol.wire.subscription import consumed, consumes, matches
 from tests.support.virtual_cluster import INTERVAL_MS, Client, VirtualCluster
 
 A, B, C = "orders-a", "orders-b", "orders-c"
-PATTERN = ("^orders-.*",)
+PATTERN = ("orders-*",)
 
 
 def found(client: Client, **counts: int) -> None:
@@ -31,81 +31,39 @@ def owned(client: Client) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("pattern", "yes", "no"),
     [
-        ("^orders-.*", "orders- orders-a orders-a.b", "orders my-orders-a Orders-a"),
-        ("^orders", "orders orders-a", "order my-orders"),
-        ("^orders$", "orders", "orders-a"),
-        ("^(orders|payments)-[0-9]{2,3}$", "orders-12 payments-123", "orders-1 orders-1234 refunds-12"),
-        ("^orders|payments$", "orders-a payments", "payments-a"),
-        (r"^tenant-\d+\.(?:in|out)$", "tenant-7.in tenant-42.out", "tenant-.in tenant-7xin"),
-        ("^[^.]+$", "orders a-b", "a.b"),
-        ("^[]a-c-]x?", "a -x c", "d x"),
-        ("^.*", "a", "__consumer_offsets"),
+        ("orders-*", "orders- orders-a orders-a.b", "orders my-orders-a Orders-a"),
+        ("*orders", "orders my-orders", "orders-a"),
+        ("*-orders-*", "my-orders-a -orders-", "my-orders orders-a"),
+        ("a*a", "aa aba aaa", "a ab"),
+        ("a*b*b", "abb a-b-b abbb", "ab abba"),
+        ("ab*ab*", "abab ab-ab-c", "ab aba"),
+        ("tenant.*", "tenant.a tenant.", "tenants tenant"),
+        ("*", "a a.b", "__consumer_offsets"),
     ],
 )
 def test_what_a_pattern_matches(pattern: str, yes: str, no: str) -> None:
-    """A13: from the beginning of the name on, to its end only with $; never a name that begins with two underscores."""
+    """A13: whole names; never a name that begins with two underscores."""
     assert [name for name in yes.split() if not consumes((pattern,), name)] == []
     assert [name for name in no.split() if consumes((pattern,), name)] == []
 
 
 def test_it_agrees_with_the_standard_library() -> None:
-    """A13: on 5,000 pairs of random patterns and names."""
+    """A13: on 20,000 pairs of random patterns and names."""
     rng = random.Random(7)
-
-    def pattern(depth: int = 0) -> str:
-        inner = [] if depth > 3 else [pattern(depth + 1), pattern(depth + 1)]
-        match rng.randrange(5 if inner else 1):
-            case 0:
-                return rng.choice(["a", "b", "-", ".", "[ab]", "[^a]", "[a-c]", r"\d", r"\."])
-            case 1:
-                return f"({inner[0]}|{inner[1]})"
-            case 2:
-                return f"(?:{inner[0]})" + rng.choice(["*", "+", "?", "{2}", "{1,3}", "{2,}"])
-            case _:
-                return inner[0] + inner[1]
-
-    for _ in range(1_000):
-        text = "^" + pattern() + rng.choice(["", "$"])
-        for _ in range(5):
-            name = "".join(rng.choice("abc1.-") for _ in range(rng.randrange(8)))
-            assert matches(text, name) is bool(re.match(text, name)), (text, name)
+    for _ in range(20_000):
+        pattern = "".join(rng.choice("ab*-") for _ in range(rng.randrange(1, 8)))
+        name = "".join(rng.choice("ab-") for _ in range(rng.randrange(10)))
+        assert matches(pattern, name) is fnmatchcase(name, pattern), (pattern, name)
 
 
-@pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "^.*.*.*.*.*.*b$", "^((((a?){255}){255}){255}){255}$"])
-def test_no_pattern_takes_long(pattern: str) -> None:
-    """A13: members evaluate it while they heartbeat; the standard library would take longer than the test may."""
-    assert not matches(pattern, "a" * 248 + "-")
-
-
-@pytest.mark.parametrize(
-    ("pattern", "error"),
-    [
-        ("^(a", r"a \( without its \), at the end"),
-        ("^a)", r"a \) without its \(, at character 3"),
-        ("^[a", r"a \[ without its \], at the end"),
-        ("^a|*", r"nothing before \* to repeat, at character 4"),
-        ("^a**", "two repetitions in a row"),
-        ("^a{2", "begins no repetition"),
-        ("^a{3,2}", "a repetition of at least 3 and at most 2, at character 3"),
-        ("^a{3,256}", "a repetition outside 0 to 255"),
-        ("^a\\", r"nothing after \\"),
-        (r"^\bx", r"\\b means nothing here"),
-        ("^(?!a)", "begins no group here"),
-        ("^[[:alpha:]]", "write its characters"),
-        ("^[b-a]", "a range that ends before it begins"),
-        ("^" + "a" * 255, "longer than 255 bytes"),
-    ],
-)
-def test_a_pattern_that_cannot_be_read(pattern: str, error: str) -> None:
-    """A13: it is an error where it is written, and matches nothing where it is read."""
-    with pytest.raises(ValueError, match=error):
-        compile_pattern(pattern)
-    assert not matches(pattern, "a")
+def test_a_pattern_looks_at_each_character_a_few_times() -> None:
+    """A13: members evaluate it while they heartbeat. One that went back would do so 120 times in each of 120 places."""
+    assert not matches("*a" * 120 + "*b", "a" * 248 + "-")
 
 
 def test_what_a_session_consumes() -> None:
     """A13: names, whether the log knows them or not; matches of the log's topics; nothing that is excepted."""
-    topics = ("zeta", "^orders-.*", "!orders-dead")
+    topics = ("zeta", "orders-*", "!orders-dead")
     assert consumed(topics, [B, "orders-dead", "other", A, "zeta"]) == ("zeta", A, B)
     assert not consumes(topics, "orders-dead")
     assert consumed(("zeta", "alpha"), [A]) == ("zeta", "alpha")
@@ -160,7 +118,7 @@ def test_members_with_different_patterns() -> None:
     """A13, A5: each gets of what it consumes, by a pattern or by name."""
     cluster = VirtualCluster()
     every = cluster.add("every", topics=PATTERN, counts={A: 2, B: 2, C: 2})
-    some = cluster.add("some", topics=("^orders-[ab]$",), counts={A: 2, B: 2})
+    some = cluster.add("some", topics=("orders-a*", "orders-b*"), counts={A: 2, B: 2})
     named = cluster.add("named", topics=(C,), counts={C: 2})
     cluster.run(8 * INTERVAL_MS)
     assert sum(map(len, map(owned, (every, some, named)))) >= 3

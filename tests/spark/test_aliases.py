@@ -108,13 +108,14 @@ def test_two_names_of_one_option_must_have_the_same_value() -> None:
 def test_a_pattern_replaces_topics() -> None:
     """Topics that are created later are read from their beginning, as by Spark's own source."""
     needed = {"group": "g", "bootstrap.servers": "a:1"}
-    options = StreamOptions.of({**needed, "subscribePattern": "orders-.*", "startingOffsets": '{"orders-1":{"0":5}}'})
-    assert (options.topics, options.topics_pattern) == ((), "orders-.*")
-    for pattern, says in (("(", "a Python regular expression"), ("", "the whole name")):
-        with pytest.raises(InvalidOption, match=says):
-            StreamOptions.of({**needed, "subscribePattern": pattern})
+    options = StreamOptions.of({**needed, "topics_pattern": "orders-*", "startingOffsets": '{"orders-1":{"0":5}}'})
+    assert (options.topics, options.topics_pattern) == ((), "orders-*")
+    with pytest.raises(InvalidOption, match="a pattern is a glob"):
+        StreamOptions.of({**needed, "topics_pattern": "orders-(a|b)"})
+    with pytest.raises(InvalidOption, match="use the option topics_pattern, a glob"):
+        StreamOptions.of({**needed, "subscribePattern": "orders-.*"})
     with pytest.raises(InvalidOption, match="topics is given too"):
-        StreamOptions.of({**NEEDED, "subscribePattern": "t"})
+        StreamOptions.of({**NEEDED, "topics_pattern": "t"})
 
 
 def test_a_missing_group_is_explained() -> None:
@@ -167,7 +168,7 @@ def test_every_alias_leads_to_an_option() -> None:
     for name in ALIASES:
         given = {"group": "g", "topics": "t", "bootstrap.servers": "a:1", "min_rows_per_batch": "5"}
         given[name] = values.get(name, "5")
-        given.pop("topics" if name == "subscribePattern" else ALIASES[name].name, None)
+        given.pop(ALIASES[name].name, None)
         StreamOptions.of(given)
 
 

@@ -807,7 +807,7 @@ def test_topics_that_match_a_pattern_are_found_while_the_query_runs(
     monkeypatch.setattr(stream_source, "TOPICS_CHECK_S", 0.0)
     orders = make_topic(1)
     orders.fill(3)
-    query = Query(orders, topics_pattern=f"{orders.topic}(-new)?", start="latest")
+    query = Query(orders, topics_pattern=f"{orders.topic}*", start="latest")
     query.until_idle()
     orders.fill(4)
     query.until_idle()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
@@ -25,7 +24,7 @@ from marshal_py.protocol.wire.records import (
     PRIORITY_MAX,
 )
 from marshal_py.protocol.wire.records import GroupConfig as ConfigRecord
-from marshal_py.protocol.wire.subscription import compile_pattern, is_pattern
+from marshal_py.protocol.wire.subscription import ANY
 from marshal_py.transport import option_names
 from marshal_py.transport.option_names import constructor_checks_names
 from marshal_py.transport.serialization import Deserializer, check_plain
@@ -343,13 +342,13 @@ def check_names(caller: str, names: Iterable[str]) -> None:
     option_names.check(caller, names, ConsumerOptions.__dataclass_fields__, _advice)
 
 
-_PATTERN_RULE: Final = "; a pattern begins with ^"
+_PATTERN_RULE: Final = "; a pattern is a glob, such as orders-*: * stands for any characters, and nothing else does"
 
 
 def check_topics(topics: Sequence[str], *, patterns: bool = False) -> tuple[str, ...]:
     """Returns the topics of a consumer, each once, in the order given. Raises InvalidOption.
 
-    `patterns`: whether a text that begins with ^ is a pattern (subscription.py).
+    `patterns`: whether a text with * is a pattern (subscription.py).
     """
     if isinstance(topics, str) or not isinstance(topics, Iterable):
         raise InvalidOption("topics", topics, "a list of topic names")
@@ -359,24 +358,20 @@ def check_topics(topics: Sequence[str], *, patterns: bool = False) -> tuple[str,
     if len(names) > TOPICS_MAX:
         raise InvalidOption("topics", len(names), f"at most {TOPICS_MAX}: one Join record names them all")
     for name in names:
-        if patterns and is_pattern(name):
-            try:
-                compile_pattern(name)
-            except ValueError as error:
-                raise InvalidOption("topics", name, f"a pattern: {error}") from error
+        if patterns:
+            check_pattern(name)
         else:
-            check_topic(name, _PATTERN_RULE * patterns)
+            check_topic(name)
     return names
 
 
-def check_pattern(pattern: str) -> re.Pattern[str]:
-    """Compiles a regular expression that must match whole names of topics. Raises InvalidOption."""
-    if not pattern:
-        raise InvalidOption("topics_pattern", pattern, "it must match the whole name of a topic")
+def check_pattern(pattern: str, option: str = "topics") -> None:
+    """Raises InvalidOption for a text that is neither the name of a topic nor a pattern of names."""
     try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise InvalidOption("topics_pattern", pattern, f"a Python regular expression: {error}") from error
+        if pattern != ANY:
+            check_topic(pattern.replace(ANY, ""))
+    except InvalidOption as error:
+        raise InvalidOption(option, pattern, error.rule + _PATTERN_RULE) from None
 
 
 def check_retention(snapshot_every_records: int, history_kept_s: float, evidence_dir: str | None) -> RetentionPolicy:

@@ -43,7 +43,6 @@ def _only(value: str, reason: str) -> Callable[[str], str]:
 ALIASES: Final[Mapping[str, Alias]] = {
     "kafka.bootstrap.servers": Alias("bootstrap.servers"),
     "subscribe": Alias("topics"),
-    "subscribePattern": Alias("topics_pattern"),
     "startingOffsets": Alias("start", _offsets),
     "maxOffsetsPerTrigger": Alias("max_rows_per_batch"),
     "minPartitions": Alias("min_partitions"),
@@ -67,6 +66,7 @@ _TIME: Final = "it takes a time, too, like 2025-01-31T12:00:00Z"
 # Less frequent ones, which have an option here.
 _START: Final = f"use the option start; {_TIME}"
 _OTHER_NAMES: Final = {
+    "subscribePattern": "use the option topics_pattern, a glob such as orders-*: regular expressions are not taken",
     "startingTimestamp": _START,
     "startingOffsetsByTimestamp": _START,
     "startingOffsetsByTimestampStrategy": "leave it out: a partition without such a message begins at its end",

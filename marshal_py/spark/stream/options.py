@@ -125,7 +125,7 @@ class StreamOptions(ReadOptions):
             position_text.check_topics(start, topics)
         else:
             topics = ()
-            check_pattern(pattern)
+            check_pattern(pattern, "topics_pattern")
         rows_min, rows_max = (count(options, "min_rows_per_batch", 1), count(options, "max_rows_per_batch", MAX_ROWS))
         if rows_min > rows_max:
             raise InvalidOption("min_rows_per_batch", rows_min, f"at most max_rows_per_batch, {rows_max}")
