@@ -169,7 +169,7 @@ def test_produce_makes_keys_of_tokens(shell: Shell) -> None:
     shell.json("produce", "tokens", "--from-json", "--key-tokens", "1", stdin=b'{"key": "us.7", "value": "3"}\n')
     refused = shell.run(*tokens, "--key-pattern", "orders.*.*", stdin=b"orders.eu.42:4\nrefunds.eu.42:5\n")
     assert refused.exit_code == 1
-    assert "line 2: subject b'refunds.eu.42' is not allowed: it must match 'orders.*.*'" in refused.stderr
+    assert "line 2: subject=b'refunds.eu.42' is not allowed: it must match 'orders.*.*'" in refused.stderr
     with (
         connect({"bootstrap.servers": shell.servers, "log_level": 0}) as marshal,
         marshal.consumer("reader of tokens", ["tokens"], start="earliest") as consumer,

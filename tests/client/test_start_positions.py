@@ -10,7 +10,7 @@ import pytest
 from marshal_py import Marshal, TopicPartition
 from marshal_py.client.driver import watches
 from marshal_py.client.values import position_text
-from marshal_py.errors import InvalidOption, MembersAlive, MarshalError, PositionOutOfRange, TopicMissing
+from marshal_py.errors import InvalidOption, MarshalError, MembersAlive, PositionOutOfRange, TopicMissing
 from marshal_py.protocol.member import member_state
 from marshal_py.protocol.wire.identity import Instant
 from marshal_py.protocol.wire.records import Note

@@ -26,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported
 )
 
 from marshal_py import Consumer, TopicPartition, connect
-from marshal_py.errors import HistoryTruncated, MembersAlive, LogGap, MarshalError, TopicRecreated
+from marshal_py.errors import HistoryTruncated, LogGap, MarshalError, MembersAlive, TopicRecreated
 from marshal_py.transport.kafka import KafkaTransport
 from tests.support import conformance
 from tests.support.conformance import DEADLINE_S, KafkaRig, Rig, until
