@@ -66,7 +66,6 @@ _TIME: Final = "it takes a time, too, like 2025-01-31T12:00:00Z"
 # Less frequent ones, which have an option here.
 _START: Final = f"use the option start; {_TIME}"
 _OTHER_NAMES: Final = {
-    "subscribePattern": "use the option topics_pattern, a glob such as orders-*: regular expressions are not taken",
     "startingTimestamp": _START,
     "startingOffsetsByTimestamp": _START,
     "startingOffsetsByTimestampStrategy": "leave it out: a partition without such a message begins at its end",
@@ -78,6 +77,7 @@ _OTHER_NAMES: Final = {
 _ENDLESS: Final = "a stream has no end; with trigger(availableNow=True) a query reads what is there when it starts"
 REFUSED: Final[Mapping[str, str]] = {
     **_OTHER_NAMES,
+    "subscribePattern": "use the option topics_pattern, a glob such as orders-*: regular expressions are not taken",
     "assign": "members claim partitions: name topics, and limit how many this query claims by max_claims",
     "endingOffsets": _ENDLESS,
     "endingTimestamp": _ENDLESS,
@@ -97,6 +97,7 @@ _RETRIES: Final = "the cluster is asked for as long as connect_timeout_s allows"
 _UNTIL: Final = f"use the option until; {_TIME}"
 REFUSED_IN_BATCH_READS: Final[Mapping[str, str]] = {
     **_OTHER_NAMES,
+    "subscribePattern": "name the topics in topics",
     "endingTimestamp": _UNTIL,
     "endingOffsetsByTimestamp": _UNTIL,
     "minOffsetsPerTrigger": "a batch read takes everything between start and until: leave it out",
