@@ -18,6 +18,7 @@ GUIDES: Final = guides_of(guide_programs, guide_services)
 CONNECTING: Final = {
     "iteration_until_a_signal",
     "each_effect_once",
+    "each_effect_once_in_parallel",
     "service_in_uvicorn",
     "service_whose_handler_fails",
     "service_whose_handler_hangs",
