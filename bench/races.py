@@ -31,8 +31,5 @@ def run(environment: BenchEnvironment, tiny: bool) -> Result:
             ]
         )
     columns = ["clusters", "events per CPU s", "simulated hours per CPU hour", "claim races per CPU s", "goal", "work"]
-    notes = [
-        f"{found.violations} violations, #{found.trace_hash[:8]} over {found.runs} runs; `marshal bench races` "
-        f"measures all cores"
-    ]
+    notes = [f"{found.violations} violations, #{found.trace_hash[:8]} over {found.runs} runs, on one core"]
     return Result("races", columns, rows, notes)

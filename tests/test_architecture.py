@@ -45,7 +45,7 @@ ROOMS = {
 }
 
 # The product imports the proof in these places alone, and there inside functions: the commands that run it.
-RUNS_THE_PROOF = ("cli/simulate/", "cli/bench.py", "cli/verify.py")
+RUNS_THE_PROOF = ("cli/simulate/", "cli/verify.py")
 
 # The proof may import these packages.
 PROVEN = ("errors", "protocol", "history", "transport", "log", "topics", "client", "admin", "spark")
@@ -533,7 +533,7 @@ CLEAN = {
     "marshal_py/spark/stream/range_reader.py": "from confluent_kafka import Consumer\n",
     "marshal_py/cli/__init__.py": "from marshal_py.admin import marshal\n",
     "marshal_py/cli/verify.py": "def verify():\n    from marshal_sim.cluster import run\n",
-    "marshal_py/cli/bench.py": "if TYPE_CHECKING:\n    from marshal_sim.cluster import run\n",
+    "marshal_py/cli/simulate/seeds.py": "if TYPE_CHECKING:\n    from marshal_sim.cluster import run\n",
     "marshal_sim/__init__.py": "",
     "marshal_sim/oracle/__init__.py": "DOORS: tuple[str, ...] = ('oracle',)\n",
     "marshal_sim/oracle/oracle.py": "import struct\nfrom marshal_sim.oracle.wire import decode\n",

@@ -75,6 +75,10 @@ COMMANDS: Final = {
     "snapshot": Command(
         "Write a snapshot of each log, so that earlier records need not be read again.", "snapshot snapshot EXAMPLE"
     ),
+    "dead-letters": Command(
+        "List the letters of a dead-letter topic: what was given up, by whom, when and why.",
+        "dead_letters dead_letters EXAMPLE",
+    ),
     "topics": Command("Topics: create, show, change, delete.", "topics"),
     "log": Command("Look into the coordination topic.", "log"),
     "groups": Command("Administer groups.", "groups"),
@@ -82,7 +86,6 @@ COMMANDS: Final = {
     "simulate": Command(
         "Run the protocol in simulated clusters with faults, and judge each run by the promises.", "simulate"
     ),
-    "bench": Command("Measure the protocol code on this machine.", "bench"),
     "spark": Command("The coordination topic as data, on Spark.", "spark"),
 }
 

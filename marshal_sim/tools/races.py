@@ -1,4 +1,4 @@
-"""The measurement behind `marshal bench races`: how fast the shipped protocol code races in simulated clusters.
+"""The measurement behind `python -m bench races`: how fast the shipped protocol code races in simulated clusters.
 
 Seeds run in their order, in as many processes as the caller asks for. Every CALM_EVERY-th seed runs a second time
 without faults. Results are taken in the order of the seeds, too, so the same seeds give the same hash on any machine.

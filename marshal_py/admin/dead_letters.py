@@ -1,0 +1,147 @@
+"""Reads the letters of a dead-letter topic, and puts their messages back where they came from, each one once.
+
+A copy goes to the topic and the partition of the message, so that it comes behind later ones of its key in the same
+lane. In the same transaction a marker goes to the dead-letter topic: a record without content whose header
+`__dlq.redriven` names the message and the group that gave it up. A letter with a marker was put back. Two runs at once
+cannot miss each other's markers: a run reads the topic only after its producer has fenced those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Final, NamedTuple
+
+from marshal_py.client.messages.dead_letters import HEADERS
+from marshal_py.errors import InvalidOption, MessageNotFound
+from marshal_py.topics.request import GetRequest
+from marshal_py.topics.stored import StoredMessage
+from marshal_py.topics.topic import Topic
+from marshal_py.transport.ports import Transport
+from marshal_py.transport.transactions import TransactionalWriter
+
+REDRIVEN: Final = "__dlq.redriven"
+AT_ONCE: Final = 500  # letters of one transaction, which ends in time whatever their size
+READ_AT_ONCE: Final = 1_000
+LETTERS_MAX: Final = 100_000  # that are held at once; a second run takes those behind them
+
+Select = Callable[["Letter"], bool]
+
+
+class Letter(NamedTuple):
+    """A dead letter. `group` gave the message at `topic`, `partition`, `offset` up after so many `deliveries`.
+
+    `at`: the letter itself. `left_out`: what it lacks of the message, because the dead-letter topic refused its size.
+    """
+
+    at: StoredMessage
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    deliveries: int
+    error: str
+    left_out: str
+    redriven: bool = False
+
+    @property
+    def message(self) -> str:
+        """Names the message and the group for good, as the header REDRIVEN does."""
+        return f"{self.topic}/{self.partition}/{self.offset} {self.group}"
+
+
+class Redriven(NamedTuple):
+    """Says what became of letters: put back, or without content whose message is gone from its topic, too."""
+
+    put_back: Sequence[Letter]
+    lost: Sequence[Letter]
+
+
+def read(transport: Transport, name: str, select: Select = lambda letter: True) -> list[Letter]:
+    """Returns the letters that `select` takes, by message; of several about one message and group the first.
+
+    Of other records of the topic nothing is returned. Raises TopicMissing, ClusterUnreachable, AccessDenied.
+    """
+    letters: dict[str, Letter] = {}
+    redriven: set[str] = set()
+    with closing(Topic(transport, name)) as topic:
+        for page in topic.pages(GetRequest(batch=READ_AT_ONCE)):
+            for stored in page:
+                letter, headers = _letter(stored), dict(stored.headers)
+                if letter is None and REDRIVEN in headers:
+                    redriven.add((headers[REDRIVEN] or b"").decode(errors="replace"))
+                elif letter is not None and len(letters) < LETTERS_MAX and select(letter):
+                    letters.setdefault(letter.message, letter)
+    found = [letter._replace(redriven=letter.message in redriven) for letter in letters.values()]
+    return sorted(found, key=lambda letter: (letter.topic, letter.partition, letter.offset))
+
+
+def redrive(transport: Transport, name: str, select: Select) -> Redriven:
+    """Puts the messages of the letters that `select` takes back, except those that were put back before.
+
+    Each transaction has at most AT_ONCE of them; what ends the call keeps those that are committed. Raises what `read`
+    and the transaction raise; InvalidOption for letters of several groups, or of the dead-letter topic itself.
+    """
+    put_back: list[Letter] = []
+    lost: list[Letter] = []
+    with closing(TransactionalWriter(transport, f"marshal-redrive-{name}")) as writer:
+        letters = [letter for letter in read(transport, name, select) if not letter.redriven]
+        check(letters, name)
+        for at in range(0, len(letters), AT_ONCE):
+            there = [*_with_content(transport, letters[at : at + AT_ONCE])]
+            with writer.transaction():
+                for letter, content in there:
+                    if content is None:
+                        lost.append(letter)
+                        continue
+                    ours = (REDRIVEN, letter.message.encode())
+                    kept = [one for one in content.headers if not one[0].startswith(HEADERS) and one[0] != REDRIVEN]
+                    writer.write(letter.topic, content.value, content.key, [*kept, ours], letter.partition)
+                    writer.write(name, None, None, [ours], letter.at.partition)
+            put_back += (letter for letter, content in there if content is not None)
+    return Redriven(put_back, lost)
+
+
+def check(letters: Iterable[Letter], name: str) -> None:
+    """Raises InvalidOption unless these letters of the dead-letter topic `name` can be put back together."""
+    groups = sorted({letter.group for letter in letters})
+    if len(groups) > 1:
+        rule = "letters of one group: a copy reaches every group that consumes the topic"
+        raise InvalidOption("group", ", ".join(groups), rule)
+    if any(letter.topic == name for letter in letters):
+        raise InvalidOption("topic", name, "another one than that of the messages")
+
+
+def _with_content(transport: Transport, letters: Iterable[Letter]) -> Iterator[tuple[Letter, StoredMessage | None]]:
+    """Yields each letter with what has its content: itself, or the message in its topic; None if that is gone."""
+    for letter in letters:
+        content: StoredMessage | None = letter.at
+        if letter.left_out:
+            with closing(Topic(transport, letter.topic)) as topic:
+                try:
+                    content = topic.find(GetRequest(offset=letter.offset, partition=letter.partition))
+                except MessageNotFound:
+                    content = None
+        yield letter, content
+
+
+def _letter(stored: StoredMessage) -> Letter | None:
+    """Returns what a record of the dead-letter topic says; None if it is no letter."""
+    own = {
+        name[len(HEADERS) :]: (value or b"").decode(errors="replace")
+        for name, value in stored.headers
+        if name.startswith(HEADERS)
+    }
+    try:
+        return Letter(
+            stored,
+            own.get("group", ""),
+            own["topic"],
+            int(own["partition"]),
+            int(own["offset"]),
+            int(own.get("delivery.count", 0)),
+            own.get("message", ""),
+            own.get("left.out", ""),
+        )
+    except (KeyError, ValueError):
+        return None

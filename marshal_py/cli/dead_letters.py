@@ -1,0 +1,100 @@
+"""`marshal dead-letters`: lists the letters of a dead-letter topic, or puts their messages back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import typer
+from rich.table import Table
+
+from marshal_py.admin import dead_letters as letters_of
+from marshal_py.admin.dead_letters import Letter
+from marshal_py.cli import lines, output
+from marshal_py.cli.changes import DryRun, Yes, ask
+from marshal_py.cli.options import CommonOptions, check_time, command
+from marshal_py.topics.request import epoch_ms
+
+EXAMPLE: Final = output.example("marshal dead-letters dlq.orders --group billing --error Timeout --redrive --dry-run")
+
+
+@command
+def dead_letters(
+    options: CommonOptions,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The dead-letter topic.")],
+    group: Annotated[str | None, typer.Option("--group", help="Letters of this group.")] = None,
+    error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Whose reason has this text.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", callback=check_time, help="Written at this time or later.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", callback=check_time, help="Written before this time.")
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", help="Of messages with this key.")] = None,
+    redrive: Annotated[
+        bool, typer.Option("--redrive", help="Put their messages back into the topics that they came from.")
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """List the letters of a dead-letter topic: what was given up, by whom, when and why.
+
+    With --redrive a copy of each message goes to the topic and partition that it came from, behind what is there, and
+    reaches every group that consumes the topic. The dead-letter topic gets a marker in the same transaction, so a
+    second run puts nothing back twice. `marshal get` prints a letter in full, and so does --json.
+    """
+    since_ms, until_ms = (None if text is None else epoch_ms(text) for text in (since, until))
+
+    def select(letter: Letter) -> bool:
+        return (
+            group in (None, letter.group)
+            and (error is None or error in letter.error)
+            and (since_ms is None or letter.at.timestamp >= since_ms)
+            and (until_ms is None or letter.at.timestamp < until_ms)
+            and (key is None or letter.at.key == key.encode())
+        )
+
+    transport = options.transport()
+    found = letters_of.read(transport, topic, select)
+    if not redrive:
+        if dry_run:
+            raise typer.BadParameter("--dry-run is for --redrive")
+        _show(options, found)
+        return
+    going = [letter for letter in found if not letter.redriven]
+    letters_of.check(going, topic)
+    if dry_run:
+        _show(options, going)
+        output.say(f"{len(going)} would be put back, {len(found) - len(going)} were before: nothing was written")
+        return
+    if going:
+        ask(f"Put {len(going)} messages back into {', '.join(sorted({one.topic for one in going}))}?", yes)
+    done = letters_of.redrive(transport, topic, select)
+    before, lost = len(found) - len(going), [one.message for one in done.lost]
+    result = {"topic": topic, "put_back": len(done.put_back), "before": before, "lost": lost}
+    options.print_result(result, f"{len(done.put_back)} put back, {before} were before")
+    if lost:
+        gone = ", ".join(lost)
+        raise output.CommandFailed(f"{len(lost)} letters have no content, and their messages are gone: {gone}")
+
+
+def _show(options: CommonOptions, found: list[Letter]) -> None:
+    if options.as_json:
+        output.print_json([{**letter._asdict(), "at": lines.content(letter.at)} for letter in found])
+        return
+    table = Table(box=None)
+    for column in ("letter", "written", "group", "message", "key", "deliveries", "reason", ""):
+        table.add_column(column)
+    for letter in found:
+        at = letter.at
+        table.add_row(
+            f"{at.partition}@{at.offset}",
+            datetime.fromtimestamp(at.timestamp / 1000, UTC).isoformat(timespec="seconds"),
+            letter.group,
+            f"{letter.topic}:{letter.partition}@{letter.offset}",
+            lines.as_bytes(at.key).decode(errors="replace"),
+            str(letter.deliveries),
+            letter.error,
+            "put back" if letter.redriven else "without content" if letter.left_out else "",
+        )
+    output.print_table(table)
