@@ -1,7 +1,8 @@
 """The calls of a simulated user that do not receive: `flush`, `double_ack`, `seek`, `pause`, `resume`, `in_progress`.
 
 Other threads of the program make them while it receives, so each may come at any step of a call that waits. What a call
-promised is noted for the auditor. When all is healed the user resumes what he has paused, and makes no more.
+promised is noted for the auditor. When all is healed the user resumes what he has paused, and makes none but
+`in_progress` from then on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.acks import Ack, Acked
+from marshal_py.client.messages.handles import Handles
 from marshal_py.client.messages.message import Message
 from marshal_py.client.receive import seeking
 from marshal_py.client.receive.confirmations import Confirmations
@@ -26,6 +28,7 @@ from marshal_sim.cluster.process import Process
 from marshal_sim.judge.evidence import Confirmation, Delivery, Seek, Touch, UserPause
 
 DOUBLE_ACKS: Final = 0.2  # the share of acks that wait for the log
+HANDLES: Final = 4  # of so many other acks one comes by a handle
 GAP_INTERVALS: Final = 2  # between two calls at most
 BACK_MAX: Final = 20  # by so many offsets a seek goes back or on at most
 FRESH_INTERVALS: Final = 2  # a handler reports that it is at work for so long: one that hangs does not
@@ -55,7 +58,8 @@ class OtherCalls:
         self._confirmations = Confirmations(driver.context, driver, driver.queue.delivery.lost_acks)
         self._running: Mapping[int, HandlerCall] = {}
         self._paused: dict[TopicPartition, float] = {}  # since when
-        driver.queue.delivery.confirm = self._confirm
+        self._handles = Handles(driver.member.name)
+        driver.queue.delivery.confirm, driver.queue.delivery.handle_of = self._confirm, self._handles.make
         self._confirming: Delivery | None = None  # what the present double_ack is about
         self._seeks = False
 
@@ -70,8 +74,12 @@ class OtherCalls:
 
     def _call(self, _: None) -> None:
         environment = self._environment
-        if self._ending.over or environment.healed:
+        if self._ending.over:
             self._resume([*self._paused])
+        elif environment.healed:  # but handlers report that they are at work: one hangs then (S24)
+            self._resume([*self._paused])
+            self._in_progress()
+            self._schedule()
         else:
             calls = (self._flush, self._seek, self._pause, self._pause, self._in_progress)
             calls[int(environment.rng.random() * len(calls))]()
@@ -82,13 +90,19 @@ class OtherCalls:
     # --- acks
 
     def ack(self, message: Message[Any, Any], delivery: Delivery) -> None:
-        """Acks a message, in some cases by a call that waits for the log."""
+        """Acks a message, in some cases by a call that waits for the log, in others by its handle, from elsewhere."""
         if self._environment.rng.random() >= DOUBLE_ACKS:
-            if not message.ack():
+            in_time = message.ack() if delivery.offset % HANDLES else self._complete(message.handle())
+            if not in_time:
                 delivery.ack_was_late()
             return
         self._confirming = delivery
         message.double_ack(self._timeout_s())
+
+    def _complete(self, handle: bytes) -> bool:
+        """Acks by a handle, which another process has sent back, perhaps to a consumer that has stopped."""
+        with self._driver.context.outbox, self._driver.context.lock:
+            return self._handles.complete(handle, self._queue.delivery)
 
     def _confirm(self, ack: Ack, timeout_s: float) -> None:
         """Waits for the ack of a `double_ack` in a thread of its own, so that its handler holds nobody up."""

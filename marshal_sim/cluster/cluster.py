@@ -244,9 +244,9 @@ class Cluster:
         self.broker.produce(place, count, gap, self.now_ms)
         self.schedule(1 + int(rng.random() * 2 * self.scenario.produce_gap_ms), None, self._produce)
 
-    def handler_ms(self, place: TopicPartition, hangs: bool = True) -> int:
-        """Returns how many ms the handler takes for the next message of a partition. `hangs`: whether it may hang."""
-        if self.stuck and hangs:
+    def handler_ms(self, place: TopicPartition) -> int:
+        """Returns how many ms the handler takes for the next message of a partition."""
+        if self.stuck:
             self.stuck -= 1
             return 8 * HANDLER_TIMEOUT_INTERVALS * self.scenario.interval_ms
         slow = 20 if self.now_ms < self.slow_until_ms else 1

@@ -78,7 +78,7 @@ class User:
         self._others: OtherCalls | None = None
         if environment.calls:
             self._others = OtherCalls(environment, process, driver, ending, front)
-        self._acks_each: bool = environment.calls and rng.random() < 0.5  # in at-most-once mode, too
+        self._acks_each: bool = not environment.calls or rng.random() < 0.5  # in at-most-once mode, too
         self._handling: Handling | None = None  # the present `process`
         if environment.lanes and not self._at_most_once and rng.random() < PROCESSES:
             self.way = "process"
@@ -317,9 +317,7 @@ class User:
 
     def run_handler(self, call: HandlerCall) -> None:
         delivery = call.delivery
-        # In at-most-once mode the ack of another message says that none hangs, and the owner would wait for ever.
-        hangs = not (self._at_most_once and self._acks_each)
-        duration_ms = self.environment.handler_ms(TopicPartition(delivery.topic, delivery.partition), hangs)
+        duration_ms = self.environment.handler_ms(TopicPartition(delivery.topic, delivery.partition))
         self._number += 1
         self.running[self._number] = call
         self.environment.schedule(duration_ms, self.process, self._finished, self._number)
@@ -349,9 +347,8 @@ class User:
                 return
             delivery.end_ms = environment.now_ms
             self._finished_since.append(delivery)
-            others = [one.delivery.epoch for one in self.running.values()]
-            if message is not None and (self._acks_each or delivery.epoch not in others):
-                message.ack()  # it says that no handler works on a message of the claim
+            if message is not None and self._acks_each:
+                message.ack()
             return
         delay_ms = spread(environment.rng, 1, DELAY_INTERVALS * self._options.interval_ms)
         self._answering = call

@@ -366,7 +366,7 @@ def c24() -> list[Patch]:
 
 
 def c25() -> list[Patch]:
-    def returned(self: Delivered) -> None:
+    def returned(self: Delivered, _: int) -> None:
         """Takes the ack of one message for the end of the handlers of all."""
         if isinstance(self.claim.tracker, AtMostOnce):
             self.claim.tracker.returned()

@@ -45,7 +45,6 @@ NOT_EXECUTED = {
     "exporter.py": "a server of metrics",
     "joining.py": OPENS,
     "marshal.py": OPENS,
-    "messages/handles.py": "acks that another process sends back: " + NOT_YET,
     "metrics.py": "figures for people",
     "process/process.py": THREADS,
     "receive/consume.py": THREADS,
