@@ -60,7 +60,7 @@ def test_a_run_beyond_the_budget_fails(
 
 def test_children_count_in_the_test_and_not_in_its_fixtures(pytester: pytest.Pytester) -> None:
     """A broker of the whole session begins in the set-up of some file and ends in the tear-down of another."""
-    burn = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'for _ in range(30_000_000): pass'])"
+    burn = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'for _ in range(10_000_000): pass'])"
     pytester.makepyfile(
         test_fixture=f"""
         import pytest
