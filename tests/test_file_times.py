@@ -58,10 +58,21 @@ def test_a_run_beyond_the_budget_fails(
     assert list(file_times.read(pytester.path.joinpath("all.tsv").read_text(encoding="utf-8"))) == ["test_it.py"]
 
 
-def test_children_count_in_the_test_and_not_in_its_fixtures(pytester: pytest.Pytester) -> None:
+def test_children_count_in_the_test_that_uses_them_and_not_in_fixtures(pytester: pytest.Pytester) -> None:
     """A broker of the whole session begins in the set-up of some file and ends in the tear-down of another."""
-    burn = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'for _ in range(10_000_000): pass'])"
+    loop = "for _ in range(10_000_000): pass"
+    burn = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {loop!r}])"
     pytester.makepyfile(
+        test_earlier=f"""
+        import pytest, subprocess, sys
+        @pytest.fixture
+        def ended():
+            process = subprocess.Popen([sys.executable, '-c', {loop!r}], stdout=subprocess.PIPE)
+            with process.stdout:
+                assert process.stdout.read() == b'', 'until it ends'
+            return process
+        def test_it(ended): ended.wait()
+        """,
         test_fixture=f"""
         import pytest
         @pytest.fixture
@@ -76,8 +87,9 @@ def test_children_count_in_the_test_and_not_in_its_fixtures(pytester: pytest.Pyt
     found = pytester.inline_run(
         "-p", "tests.support.file_times", "-p", "no:cacheprovider", plugins=[collected := Collected()]
     )
-    found.assertoutcome(passed=2)
+    found.assertoutcome(passed=3)
     assert collected.cpu_s["test_call.py"] > 2 * collected.cpu_s["test_fixture.py"]
+    assert collected.cpu_s["test_call.py"] > 2 * collected.cpu_s["test_earlier.py"], "not of the test that waits for it"
 
 
 class Collected:
