@@ -1,7 +1,6 @@
 """The Consumer: one member of a group, whose user fetches messages. It waits and delivers; the Member decides.
 
-The gate is the member's check of whether a claim may deliver at this moment (`Member.open_ms`, D8); it is open if so,
-else shut. A grant is the log's permission to deliver a range of offsets, in at-most-once mode.
+delivery_queue.py says what a gate and a grant are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Buffers of fetched messages, one per partition, and messages reserved for delivery one by one.
 
 delivery_queue.py decides what is taken from which buffer. Everything is called with the Marshal's lock held, except
-Reserved. The gate is the member's check of whether a claim may deliver at this moment (`Member.open_ms`, D8). A
-partition is fetched ahead when the member will probably claim it soon.
+Reserved.
 """
 
 from __future__ import annotations

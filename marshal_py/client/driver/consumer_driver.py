@@ -2,8 +2,7 @@
 
 A tick and the execution of its Ready are a step. loop.py calls the driver with the Marshal's lock held. Questions to
 the cluster run on a worker thread, and the user's callbacks on a thread of their own, both without the lock. The driver
-makes no protocol decision: the member does. A partition is fetched ahead when the member will probably claim it soon;
-its messages are delivered only after that. A parked partition is one that nobody claims until an admin has looked at
+makes no protocol decision: the member does. A parked partition is one that nobody claims until an admin has looked at
 it.
 """
 

@@ -1,9 +1,8 @@
 """Brings messages from a consumer's source into its buffers, while a call of the user waits for some.
 
 This file decides when to ask the source for how many messages. It does not wait itself: it yields what to wait for
-(waits.py). In at-most-once mode it also asks for grants: a grant is the log's permission to deliver a range of offsets
-(D2). delivery_queue.py sorts the messages into buffers, and prefetch.py bounds these. The gate is the member's check of
-whether a claim may deliver now (`Member.open_ms`, D8).
+(waits.py). In at-most-once mode it also asks for grants: a range of offsets that the log lets it deliver (D2).
+delivery_queue.py sorts the messages into buffers, and prefetch.py bounds these.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How one consumer receives: the steps of `fetch`, iteration and `consume`, which every front carries out.
 
 `Consumer` waits on the user's thread, `AsyncConsumer` without blocking the event loop, and the simulator in virtual
-time. The gate is the member's check of whether a claim may deliver at this moment (`Member.open_ms`, D8).
+time.
 """
 
 from __future__ import annotations
