@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Consumer, Message, Process, Reject, Retry
+from marshal_py.client.process.processing import Processing
 from marshal_py.errors import ConcurrentUse, InvalidOption, NeedsAtLeastOnce, ReentrantCall
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, joined, owns, positions, until
 
@@ -58,6 +59,11 @@ def fill(memory: MemoryTestCluster, count: int, keys: int | None, partitions: in
 def in_order(journal: Journal) -> bool:
     """Whether each key's messages began in the order of their offsets, each again and again until it was finished."""
     return not journal.faults and all(offsets == sorted(offsets) for offsets in journal.began.values())
+
+
+def revoking(consumer: Consumer) -> bool:
+    """Whether a claim is about to end."""
+    return any(claim.revoking for claim in consumer.cached_info().claims.values())
 
 
 def test_workers_run_at_once_and_each_key_is_handled_in_order(memory: MemoryTestCluster) -> None:
@@ -248,7 +254,7 @@ def test_what_waits_moves_at_once_and_the_handlers_end_first(memory: MemoryTestC
     with memory.connect("one") as one, joined(one, group, [topic]) as first, first.process(journal) as work:
         until(lambda: work.stats().working == 6 and work.stats().waiting == 194, "six keys are in work")
         with memory.connect("two") as two, two.consumer(group, [topic]) as second:
-            until(lambda: work.stats().waiting < 194, "what waits of a partition is given back")
+            until(lambda: revoking(first), "a partition is to move")
             assert not any(owns(second, partition)() for partition in (0, 1)), "its handlers still run"
             hold.set()
             until(lambda: len(second.cached_info().claims) == 1, "the second has a partition")
@@ -256,6 +262,70 @@ def test_what_waits_moves_at_once_and_the_handlers_end_first(memory: MemoryTestC
                 journal.handled(200)
     assert in_order(journal)
     assert len(journal.finished) == 200, "nothing is handled twice"
+
+
+def test_a_hand_over_that_is_withdrawn_keeps_the_order_per_key(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D17: a second consumer comes while handlers run and messages are tried again later, and goes again."""
+    look, looks = Processing.look, []
+    monkeypatch.setattr(Processing, "look", lambda self: (look(self), looks.append(None)))
+    topic, group = fill(memory, 200, keys=3, partitions=2), memory.group()
+    hold, again = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        if message.key == b"k0":
+            assert hold.wait(DEADLINE_S)
+        elif message.key == b"k1" and not again.is_set():
+            raise Retry(after_s=0.5)
+
+    journal = Journal(handle)
+    with memory.connect("one") as one, joined(one, group, [topic]) as first, first.process(journal) as work:
+        until(lambda: work.stats().working == 2 and work.stats().retrying == 2, "both partitions are in work")
+        claimed = {tp: claim.token for tp, claim in first.cached_info().claims.items()}
+        with memory.connect("two") as two, two.consumer(group, [topic]):
+            until(lambda: revoking(first), "a partition is to move")
+            seen = len(looks)
+            until(lambda: len(looks) > seen + 1, "the process has seen it")
+            again.set()
+        until(lambda: not revoking(first), "it does not move after all")
+        hold.set()
+        journal.handled(200)
+        assert claimed == {tp: claim.token for tp, claim in first.cached_info().claims.items()}
+    assert in_order(journal)
+    assert len(journal.finished) == 200, "nothing is handled twice"
+
+
+def test_a_message_that_no_handler_had_counts_no_delivery(memory: MemoryTestCluster) -> None:
+    """D17: what waits in lanes at each of ten stops becomes no dead letter, with a limit of two deliveries."""
+    topic, letters, group = fill(memory, 60, keys=3), memory.topic(), memory.group()
+    counts: dict[int, int] = {}
+    began, hold = threading.Semaphore(0), threading.Semaphore(0)
+
+    def handle(message: Message) -> None:
+        counts[message.offset] = message.delivery_count
+        began.release()
+        assert hold.acquire(timeout=DEADLINE_S)
+
+    def round_of(consumer: Consumer, left: int) -> None:
+        """Handles one message of each key, while `left` others wait."""
+        work = consumer.process(handle)
+        assert all(began.acquire(timeout=DEADLINE_S) for _ in range(3))
+        until(lambda: work.stats().waiting == left, "the others wait")
+        assert consumer.cached_info().in_flight == 3
+        work.stop(timeout_s=0)
+        hold.release(3)
+        assert work.wait(DEADLINE_S)
+
+    with memory.connect() as marshal:
+        for left in range(57, 27, -6):
+            options: dict[str, Any] = {"max_deliver": 2, "dead_letter_topic": letters}
+            with joined(marshal, group, [topic], **options) as consumer:
+                round_of(consumer, left)  # first what came now, then what this one has given back
+                round_of(consumer, left - 3)
+                (metrics,) = marshal.metrics().consumers
+                assert (metrics.dead_letters, metrics.naks, metrics.redelivered) == (0, 0, 0)
+    assert (set(counts.values()), len(counts)) == ({1}, 30)
 
 
 def test_handlers_that_wait_in_lanes_do_not_count_against_the_handler_timeout(memory: MemoryTestCluster) -> None:

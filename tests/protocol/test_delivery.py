@@ -120,7 +120,7 @@ def test_what_earlier_owners_finished_is_skipped_and_reported_again() -> None:
     run.finish(1)
     assert tracker.position() == 14, "over what lies between and is finished"
     run.finish(3)
-    assert progress.decode(14, tracker.progress()) == [(15, 18, 0), (20, 21, 3)]
+    assert progress.decode(14, tracker.progress()) == [(15, 18, 0), (18, 19, 1), (20, 21, 3)]
     run.finish(2)
     assert (tracker.position(), progress.decode(18, tracker.progress())) == (18, [(20, 21, 3)])
     assert tracker.next_finished(18) == (OFFSET_MAX, OFFSET_MAX)

@@ -236,6 +236,8 @@ def test_deliveries_of_what_was_in_flight() -> None:
     again = Range(104, 106, 4)
     assert delivered(100, 2, 4, finished, again) == [(100, 101, 2), (103, 104, 1), (104, 106, 4)]
     assert delivered(100, 2, 5, finished, again) == [(100, 101, 2), (103, 104, 1), (104, 106, 4), (106, 107, 1)]
+    # All in flight are named: none of those before them was delivered.
+    assert delivered(100, 2, 2, Range(104, 105, 1), Range(106, 107, 1)) == [(100, 101, 2), (104, 105, 1), (106, 107, 1)]
     # Fewer in flight than a range has: the rest of it was delivered by earlier owners.
     assert delivered(100, 2, 1, Range(103, 110, 4)) == [(100, 101, 2), (103, 110, 4)]
 

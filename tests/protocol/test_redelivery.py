@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from random import Random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -179,6 +182,62 @@ def test_a_simple_model_counts_the_same(steps: list[tuple[str, int]]) -> None:
     finished = [(start, to) for start, to, times in progress.decode(position, tracker.progress()) if not times]
     named = {offset for start, to in finished for offset in range(start, to)}
     assert named == {index for index in done if index >= position}
+
+
+STEPS = {"hand": 6, "begin": 6, "ack": 2, "nak": 2, "back": 1, "take": 1, "queue": 2}
+
+
+@pytest.mark.parametrize("known", [b"", progress.encode(0, [progress.Range(2, 7, 2), progress.Range(19, 21, 5)])])
+@pytest.mark.parametrize("seed", range(100))
+def test_a_queued_message_counts_no_delivery(seed: int, known: bytes) -> None:
+    """D17: whoever dies or releases the partition, the next owner counts a delivery where a handler had begun."""
+    offsets = [0, 1, 3, 4, 5, 9, 12, 13, 20, 30]
+    tracker = AtLeastOnce(0, 0, 0, known)
+    before = {offset: tracker.delivery_count(offset) - 1 for offset in offsets}
+    run, begun = tracker.add(offsets), dict.fromkeys(range(10), 0)
+    queued, busy, done, back = set[int](), set[int](), set[int](), set[int]()
+    dice = Random(seed)
+    for now_ms, step in enumerate(dice.choices(list(STEPS), list(STEPS.values()), k=dice.randrange(80))):
+        index = dice.randrange(10)
+        if step == "hand" and run.delivered < 10:
+            index = run.deliver(1, now_ms)
+            tracker.queue(run, index, now_ms)
+            queued.add(index)
+        elif step == "begin" and index in queued:
+            tracker.begin(run, index, now_ms)
+            queued.remove(index)
+            busy.add(index)
+            begun[index] += 1
+        elif step == "ack" and index in busy:
+            run.acks.append(index)
+            tracker.settle()
+            busy.remove(index)
+            done.add(index)
+        elif (step == "nak" and index in busy) or (step == "back" and index in queued):
+            tracker.give_back(run, index, None, now_ms)
+            (busy if step == "nak" else queued).remove(index)
+            back.add(index)
+        elif step in ("take", "queue") and tracker.redeliveries is not None:
+            found = tracker.redeliveries.take(now_ms)
+            assert (found is None) == (not back)
+            if found is not None:
+                back.remove(found.at)
+                if step == "queue":
+                    tracker.queue(run, found.at, now_ms)
+                    queued.add(found.at)
+                else:
+                    busy.add(found.at)
+                    begun[found.at] += 1
+        assert (tracker.held, tracker.awaited) == (len(busy), len(busy | queued))
+        assert tracker.taken == len(busy | queued | back)
+        oldest = tracker.oldest()
+        assert (oldest is None) == (not busy | queued)
+        assert oldest is None or oldest[1] in {offsets[index] for index in busy | queued}
+    left = [offset for index, offset in enumerate(offsets) if index not in done]
+    heir = AtLeastOnce(tracker.position(), tracker.deliveries(), tracker.in_flight, tracker.progress())
+    heir.add(left or [40])
+    counted = {offset: heir.delivery_count(offset) - 1 for offset in left}
+    assert counted == {offset: before[offset] + begun[offsets.index(offset)] for offset in left}
 
 
 def test_the_number_of_waiting_messages_is_bounded() -> None:

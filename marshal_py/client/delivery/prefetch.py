@@ -225,7 +225,7 @@ class AckWindow:
         if not isinstance(claim.tracker, AtLeastOnce):
             return sys.maxsize
         room = sys.maxsize if self.end_of is None else buffer.room_below(self.end_of(claim))
-        return room if self.most is None else max(0, min(room, self.most - claim.tracker.in_flight))
+        return room if self.most is None else max(0, min(room, self.most - claim.tracker.taken))
 
     def wait_s(self, buffers: Iterable[Buffer], delivered: int) -> float | None:
         """Returns how long to wait for acks before looking again; None if nothing waits. The waits grow until
@@ -240,7 +240,7 @@ class AckWindow:
     def waits_for_handlers(self, buffers: Iterable[Buffer]) -> bool:
         """Returns whether a buffered message waits for an answer to one that a handler has now."""
         return any(
-            isinstance(claim.tracker, AtLeastOnce) and claim.tracker.held > 0
+            isinstance(claim.tracker, AtLeastOnce) and claim.tracker.awaited > 0
             for claim in self._full(buffers)
             if claim.phase is ClaimPhase.OPEN
         )

@@ -50,7 +50,7 @@ def most_deliveries(claim: Claim) -> int:
     for offset in () if found is None else found.again:
         count = tracker.delivery_count(offset)
         if count > most and (place := tracker.place_of(offset)) is not None and not place[0].is_finished(place[1]):
-            most = count
+            most = max(most, count - place[0].is_queued(place[1]))
     return most
 
 
@@ -108,21 +108,21 @@ class Redelivering:
                     break
             taken.append(one)
             self._taken.append((found, one))
-        self._count(len(taken))
+        self._count(len(taken), sum(not one.queued for one in taken))
         parts = []
         in_place = sorted(taken, key=lambda one: one.offset)
         again = {} if found is None else found.again
         for _, group in groupby(
-            enumerate(in_place), lambda pair: (id(pair[1].run), pair[1].at - pair[0], again[pair[1].offset])
+            enumerate(in_place), lambda pair: (id(pair[1].run), pair[1].at - pair[0], again.get(pair[1].offset, 0))
         ):
             same = [one for _, one in group]  # messages that follow each other, at the same delivery, share a part
-            delivered = Delivered(self._context, claim, same[0].run, again[same[0].offset])
+            delivered = Delivered(self._context, claim, same[0].run, again.get(same[0].offset, 0))
             parts.append((Part([_raw(one) for one in same], delivered, same[0].at), delivered))
         return parts
 
-    def _count(self, messages: int) -> None:
+    def _count(self, messages: int, redelivered: int) -> None:
         self._context.delivered += messages
-        self._context.answers.redelivered += messages
+        self._context.answers.redelivered += redelivered
 
     def limit(self, claim: Claim, buffer: Buffer, count: int) -> int:
         """Returns how many of the next `count` may be delivered, given `max_deliver`; the first that earlier owners
@@ -159,9 +159,9 @@ class Redelivering:
                     one = found.take(now.mono_ms)
             if one is None:
                 return
-            raw, delivered = _raw(one), Delivered(self._context, claim, one.run, found.again[one.offset])
+            raw, delivered = _raw(one), Delivered(self._context, claim, one.run, found.again.get(one.offset, 0))
             message = cast(Message, delivered.make(raw, delivered, one.at, raw.value()))
-            self._count(1)
+            self._count(1, int(not one.queued))
             done = True
             yield message
         except BaseException:

@@ -155,15 +155,13 @@ class Delivered:
             self.run.settle()
             return context.answers.nak(self.claim, self.run, first, messages, delay_s, self.again)
 
-    def put_back(self, index: int, message: RawMessage, delay_s: float) -> bool:
-        """Has a message delivered again that no handler got, so that this delivery does not count; else as `nak`."""
-        context = self.context
-        with context.lock:
-            if self.claim.sealed:
-                return False
-            assert self.run is not None
-            self.run.settle()
-            return context.answers.put_back(self.claim, self.run, index, message, delay_s)
+    def put_back(self, index: int, message: RawMessage, delay_s: float) -> None:
+        """Has a message delivered later that is queued for its handler, without counting a delivery (D17)."""
+        with self.context.lock:
+            if not self.claim.sealed:
+                assert self.run is not None
+                self.run.settle()
+                self.context.answers.put_back(self.claim, self.run, index, message, delay_s)
 
     def term(self, first: int, messages: Sequence[RawMessage], reason: str) -> bool:
         """Finishes `messages`, whose first index in `run` is `first`, for good; otherwise as `nak`."""

@@ -97,10 +97,10 @@ class Answers:
             self._report_storm(claim, f"{text}: the consumer receives nothing new of any partition meanwhile")
         return waits
 
-    def put_back(self, claim: Claim, run: OffsetRun, index: int, message: RawMessage, delay_s: float) -> bool:
-        """Makes a message wait that no handler got, without counting its delivery. Returns False if it is finished."""
+    def put_back(self, claim: Claim, run: OffsetRun, index: int, message: RawMessage, delay_s: float) -> None:
+        """Makes a message wait that is queued for a handler which has not begun (D17)."""
         self._waited, due_ms = True, self._now().mono_ms + round(1000 * delay_s)
-        return self.tracker_of(claim, "nak").put_back(run, index, message, due_ms, payload_bytes((message,)))
+        self.tracker_of(claim, "nak").give_back(run, index, message, due_ms, payload_bytes((message,)))
 
     def term(self, claim: Claim, run: OffsetRun, first: int, messages: Sequence[RawMessage], reason: str) -> bool:
         """Finishes messages for good, and reports each with the reason. Returns False if all of them were finished."""

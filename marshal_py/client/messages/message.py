@@ -12,7 +12,7 @@ from marshal_py.client.values.finished import source_of
 from marshal_py.client.values.requests import check_timeout, payload_bytes
 from marshal_py.errors import DeserializationFailed, InvalidOption, MessageNotPickled
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims.delivery import AtLeastOnce, OffsetRun
 from marshal_py.protocol.wire.fencing_token import Token
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.transport.ports import RawMessage
@@ -501,24 +501,37 @@ def payload_size(message: Message[Any, Any]) -> int:
     return payload_bytes((message._raw,))
 
 
+def queue(message: Message[Any, Any], now: Instant) -> None:
+    """Has a message wait for its handler: until `begin` it counts as not delivered (D17). With the lock held."""
+    delivered = message._delivered
+    if not delivered.claim.sealed:
+        tracker, run = _tracked(delivered)
+        tracker.queue(run, message._index, now.mono_ms)
+
+
 def begin(message: Message[Any, Any], now: Instant) -> bool | None:
-    """Under the lock: whether a handler may begin with a message delivered some time ago; its timeout begins. None: the
-    gate is shut. False: its partition moves."""
-    claim = message._delivered.claim
-    if claim.sealed or claim.phase is not ClaimPhase.OPEN:
+    """Under the lock: whether a handler may begin with a message that is queued, which is delivered by that. None: the
+    gate is shut, or its partition is about to move. False: it has moved."""
+    delivered = message._delivered
+    if delivered.claim.sealed:
         return False
-    if not message._delivered.context.member.may_deliver(claim.epoch, now):
+    if not delivered.context.member.may_deliver(delivered.claim.epoch, now):
         return None
-    message.in_progress()
+    tracker, run = _tracked(delivered)
+    tracker.begin(run, message._index, now.mono_ms)
     return True
 
 
-def put_back(message: Message[Any, Any], delay_s: float = 0.0) -> bool:
-    """Gives back a message that was delivered, and that no handler has had: this delivery does not count.
+def put_back(message: Message[Any, Any], delay_s: float = 0.0) -> None:
+    """Gives back a message that is queued for its handler, without counting a delivery."""
+    message._delivered.put_back(message._index, message._raw, delay_s)
 
-    Returns False if its claim is over, or if it is done.
-    """
-    return message._delivered.put_back(message._index, message._raw, delay_s)
+
+def _tracked(delivered: Delivered) -> tuple[AtLeastOnce, OffsetRun]:
+    tracker, run = delivered.claim.tracker, delivered.run
+    assert isinstance(tracker, AtLeastOnce)
+    assert run is not None
+    return tracker, run
 
 
 def waiting_again(claim: Claim, context: DeliveryContext) -> list[Message[Any, Any]]:

@@ -64,6 +64,7 @@ class Lanes:
         self._lanes: dict[LaneKey, Lane] = {}
         self._of_message: dict[int, Lane] = {}  # by id of a message that works or is parked
         self.ready: deque[Lane] = deque()
+        self.shut: dict[Claim, list[Lane]] = {}  # claims that may not deliver now, and their lanes that were ready
         self.held: dict[Claim, Held] = {}
         self.working: int = 0
         self.waiting: int = 0
@@ -111,8 +112,12 @@ class Lanes:
         """Returns the next message to handle, which works from now on; None if no lane is ready."""
         while self.ready:
             lane = self.ready.popleft()
+            may = lane.waiting and not lane.blocked
+            if may and (shut := self.shut.get(claim_of(lane.waiting[0]))) is not None:
+                shut.append(lane)
+                continue
             lane.queued = False
-            if lane.waiting and not lane.blocked:
+            if may:
                 message = lane.waiting.popleft()
                 self._forget(message)
                 lane.working = message
@@ -122,13 +127,18 @@ class Lanes:
         return None
 
     def put_back(self, message: AnyMessage) -> None:
-        """Makes a message that works wait again, as the first of its lane. Its lane comes last."""
+        """Makes a message that works wait again, as the first of its lane, with all of its claim, until `reopen`."""
+        self.shut.setdefault(claim_of(message), [])
         lane = self._stop_working(message)
         lane.waiting.appendleft(message)
         self.waiting += 1
         held = self.held.get(claim_of(message), Held())
         self.held[claim_of(message)] = Held(held.messages + 1, held.size_bytes + payload_size(message))
         self._offer(lane)
+
+    def reopen(self, claim: Claim) -> None:
+        """Makes the lanes of a claim ready again, before others."""
+        self.ready.extendleft(reversed(self.shut.pop(claim, ())))
 
     def done(self, message: AnyMessage) -> None:
         """Notes that a message that works is finished, or of no concern any more."""
@@ -192,6 +202,7 @@ class Lanes:
     def forget_claim(self, claim: Claim) -> None:
         """Forgets a claim that is over, of which nothing is held."""
         self.held.pop(claim, None)
+        self.reopen(claim)
 
     def unfinished(self) -> Iterator[Lane]:
         """Yields all lanes with unfinished messages."""

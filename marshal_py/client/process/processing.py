@@ -2,8 +2,8 @@
 
 `Process` has threads for the handlers, `AsyncProcess` tasks. Both receive through a `consume`, whose handler puts each
 message into its lane (lanes.py). So the gate is checked when a message comes, and again when its handler begins. What
-waits in lanes is not with a handler: it does not count against `handler_timeout_s`, and when its partition moves, the
-next owner gets it at once.
+waits in lanes is not delivered yet (PROTOCOL.md D17): it counts no delivery, not against `handler_timeout_s`, and no
+Release waits for it. It stays in its lane while its partition is about to move, and goes on if it does not.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Final, Generic
 
 from msgspec import Struct
 
-from marshal_py.client.messages.message import Message, begin, claim_of, put_back, raw_key, waiting_again
+from marshal_py.client.messages.message import Message, begin, claim_of, put_back, queue, raw_key, waiting_again
 from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
 from marshal_py.client.receive.consuming import report_failure
 from marshal_py.client.receive.receiving import Receiving
 from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.client.values.retry import DELIVERIES, AfterDeadLetter, Order, Reject, Retry, Unkeyed
 from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.wire.progress import BITMAP_OFFSETS_MAX
 from marshal_py.transport.serialization import K_co, V_co
@@ -178,9 +178,12 @@ class Processing(Generic[K_co, V_co]):
     def end_of(self, claim: Claim) -> int:
         """Returns the offset below which messages of a claim may come. Called with the Marshal's lock held. It is
         `window` above the lowest unfinished message, so that a heartbeat can name all that is finished between. Nothing
-        comes while the claim's share of `prefetch_bytes` waits in lanes."""
+        comes while the claim's share of `prefetch_bytes` waits in lanes, nor while anything of a careful claim (D11)
+        does."""
         tracker, held = claim.tracker, self._lanes.held.get(claim)
         assert isinstance(tracker, AtLeastOnce)  # check_settings
+        if claim.one_by_one and tracker.awaited:
+            return 0
         if held is not None and held.size_bytes >= self._share_bytes:
             return 0
         return tracker.unfinished_from() + self.settings.window
@@ -195,6 +198,8 @@ class Processing(Generic[K_co, V_co]):
             message.nak(0)
             self.fail(error)
             return
+        with self._context.lock:
+            queue(message, self._context.clock.now())
         with self.changed:
             if not self.over:
                 self._lanes.add(key, message)
@@ -206,34 +211,41 @@ class Processing(Generic[K_co, V_co]):
 
     def begin(self) -> tuple[Message[K_co, V_co] | None, bool]:
         """Returns the next message for a handler, or None; and whether one waits only because its gate is shut."""
-        with self.changed:
-            tries = len(self._lanes.ready)
-        shut = False
-        for _ in range(tries):
+        if self._lanes.shut:
+            self._reopen()
+        while True:
             with self.changed:
                 message = None if self.over else self._lanes.next()
-                follows = message is not None and self._lanes.follows_dead(message)
-            if message is None:
-                break
+                if message is None:
+                    return None, bool(self._lanes.shut)
+                follows = self._lanes.follows_dead(message)
             may = self._may_begin(message)
             if may and not follows:
                 self._begun_s[id(message)] = self._monotonic()
                 return message, False
-            with self.changed:
-                if may is None:
-                    shut = True
+            if may is None:
+                with self.changed:
                     self._lanes.put_back(message)
-                    continue
-                self._ended += bool(may)
-            if may:
-                message.term("it follows a dead letter of its key")
             else:
-                put_back(message)  # its partition may stay after all
-            self._finish(message)
-        return None, shut
+                self._finish(message, ended=bool(may) and message.term("it follows a dead letter of its key"))
+
+    def _reopen(self) -> None:
+        """Has the lanes of claims begin again whose gate has opened, or which are over."""
+        with self.changed:
+            shut = list(self._lanes.shut)
+        with self._context.lock:
+            now, may_deliver, paused = (
+                self._context.clock.now(),
+                self._driver.member.may_deliver,
+                self._queue.user_paused,
+            )
+            opened = [one for one in shut if one.sealed or (one.tp not in paused and may_deliver(one.epoch, now))]
+        with self.changed:
+            for claim in opened:
+                self._lanes.reopen(claim)
 
     def _may_begin(self, message: AnyMessage) -> bool | None:
-        """Tells whether a handler may begin with a message now. None: later. False: its partition moves."""
+        """Tells whether a handler may begin with a message now. None: later. False: its partition has moved."""
         with self._context.lock:
             if claim_of(message).tp in self._queue.user_paused:
                 return None
@@ -244,8 +256,7 @@ class Processing(Generic[K_co, V_co]):
         `process`."""
         if error is None:
             message.ack()
-            self._finished += 1
-            self._finish(message)
+            self._finish(message, finished=1)
         elif isinstance(error, Reject) and not ends:
             self._end(message, error.reason or "rejected by its handler")
         elif not ends and isinstance(error, (Retry, *self.settings.retry_on)):
@@ -267,9 +278,11 @@ class Processing(Generic[K_co, V_co]):
             self.over = True
             self.changed.notify_all()
 
-    def _finish(self, message: AnyMessage) -> None:
+    def _finish(self, message: AnyMessage, finished: int = 0, ended: int = 0) -> None:
         with self.changed:
             self._returned(message)
+            self._finished += finished
+            self._ended += ended
             self._lanes.done(message)
             if self._lanes.ready:
                 self.changed.notify()
@@ -280,13 +293,11 @@ class Processing(Generic[K_co, V_co]):
 
     def _end(self, message: Message[K_co, V_co], reason: str) -> None:
         """Ends a message for good: it goes to the dead letters."""
-        if self.settings.after_dead_letter == "key" and message.term(reason):
+        ended = message.term(reason)
+        if ended and self.settings.after_dead_letter == "key":
             with self.changed:
-                self._ended += 1
                 self._lanes.mark_dead(message)
-        else:
-            self._ended += message.term(reason)
-        self._finish(message)
+        self._finish(message, ended=ended)
 
     def _retry(self, message: Message[K_co, V_co], error: BaseException) -> None:
         count, settings = message.delivery_count, self.settings
@@ -311,7 +322,7 @@ class Processing(Generic[K_co, V_co]):
     # --- looking
 
     def look(self) -> None:
-        """Gives back what waits of partitions that move, and says of the rest that no handler has it.
+        """Forgets what waits of claims that are over, and says of the rest that no handler has it.
 
         It says so no more when every worker has been silent for the handler timeout: then what waits goes to others, as
         what the handlers have. A handler that has been silent for so long, and has lost its claim, holds up its lane no
@@ -321,9 +332,9 @@ class Processing(Generic[K_co, V_co]):
             claims = len(self._driver.member.claims)
         self._share_bytes = self._driver.options.prefetch_bytes // max(1, claims)
         with self.changed:
-            moving = [claim for claim in self._lanes.held if claim.phase is not ClaimPhase.OPEN]
-            given = [message for claim in moving for message in self._lanes.take_waiting(claim)]
-            for claim in moving:
+            over = [claim for claim in self._lanes.held if claim.sealed]
+            for claim in over:
+                self._lanes.take_waiting(claim)
                 if not self._lanes.held[claim].messages:
                     self._lanes.forget_claim(claim)
             touched, now_s = [], self._monotonic()
@@ -335,10 +346,8 @@ class Processing(Generic[K_co, V_co]):
             silent = now_s - self._worked_at >= self._timeout_s
             if now_s - self._touched_at >= self._timeout_s / TOUCHES and not silent:
                 self._touched_at, touched = now_s, self._lanes.all_waiting()
-            if moving:
+            if over:
                 self.changed.notify_all()
-        for message in given:
-            put_back(message)
         for message in touched:
             message.in_progress()
 

@@ -19,7 +19,7 @@ from marshal_py.client.messages.message import Message
 from marshal_py.client.receive.demand import ConsumeDemand
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.receive.membership import WAIT_SLICE_S, Membership
-from marshal_py.client.values.info import held, in_flight
+from marshal_py.client.values.info import awaited, taken
 from marshal_py.client.values.requests import OnError, check_wait
 from marshal_py.client.values.waits import Change, Steps, T
 from marshal_py.errors import AckNotConfirmed, ClaimLost, ConcurrentUse, ConsumerClosed, InvalidOption, ReentrantCall
@@ -247,7 +247,7 @@ class Consuming(Generic[K_co, V_co]):
         """Waits at the end of a drain until no handler has a message and the log has the positions."""
         if self._demand.drain_until is not None and (yield from self._answered()):
             with self._context.lock:
-                acked = not sum(map(in_flight, self._driver.member.claims.values()))
+                acked = not sum(map(taken, self._driver.member.claims.values()))
             # A loss, or no answer, is no error of the consume: `drain` tells it by its result.
             with suppress(ClaimLost, AckNotConfirmed):
                 yield from self._consumer._confirmations.flush(LEAVE_TIMEOUT_S, self._lost_before)
@@ -258,7 +258,7 @@ class Consuming(Generic[K_co, V_co]):
         next question."""
         while not self._demand.over() and not self._ending.over:
             with self._context.lock:
-                if not sum(map(held, self._driver.member.claims.values())):
+                if not sum(map(awaited, self._driver.member.claims.values())):
                     return True
                 seen = self._context.changes
             yield Change(ACKS_SLICE_S, seen)

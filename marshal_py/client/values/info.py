@@ -105,7 +105,13 @@ def in_flight(claim: Claim) -> int:
     return claim.tracker.in_flight if isinstance(claim.tracker, AtLeastOnce) else 0
 
 
-def held(claim: Claim) -> int:
-    """Returns how many messages of the claim handlers have: those in flight, without those that were given back."""
+def taken(claim: Claim) -> int:
+    """Returns how many messages of the claim are delivered, or wait for a handler, and are not acked."""
     claim.settle()
-    return claim.tracker.held if isinstance(claim.tracker, AtLeastOnce) else 0
+    return claim.tracker.taken if isinstance(claim.tracker, AtLeastOnce) else 0
+
+
+def awaited(claim: Claim) -> int:
+    """Returns how many messages of the claim handlers have or will have, without those that were given back."""
+    claim.settle()
+    return claim.tracker.awaited if isinstance(claim.tracker, AtLeastOnce) else 0

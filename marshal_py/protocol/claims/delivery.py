@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -33,15 +33,17 @@ class OffsetRun:
     """Offsets of one claim that were fetched together, in ascending order, and which of them are finished.
 
     An index is a place in `offsets`. The messages below index `delivered` were handed over. One that its handler has
-    given back is set aside: no handler has it until it is handed over again (delivery.py).
+    given back is set aside: no handler has it until it is handed over again (delivery.py). One that is queued waits
+    for its handler to begin: until then it counts as fetched and not as delivered (D17).
 
     Invariants:
       R1  0 <= low <= delivered <= len(offsets)
       R2  every index below low is finished; low itself is not
       R3  `finished` holds exactly the finished indexes above low
+      R4  queued indexes are below delivered and not finished
     """
 
-    __slots__ = ("acks", "aside", "delivered", "finished", "low", "marks", "offsets", "sifted", "touched")
+    __slots__ = ("acks", "aside", "delivered", "finished", "low", "marks", "offsets", "queued", "sifted", "touched")
 
     def __init__(self, offsets: Sequence[int]) -> None:
         self.offsets: Sequence[int] = offsets
@@ -57,6 +59,7 @@ class OffsetRun:
         # Indexes that no handler has, although they were handed over -> whether a Release waits for them all the same.
         self.aside: dict[int, bool] | None = None
         self.touched: dict[int, int] | None = None  # index -> mono_ms at which its handler last reported to be at work
+        self.queued: set[int] | None = None  # indexes of messages that wait for their handler; None if there are none
 
     def deliver(self, count: int, mono_ms: int) -> int:
         """Records that the next `count` messages are handed over at `mono_ms`; returns the index of the first."""
@@ -82,7 +85,8 @@ class OffsetRun:
         if not count:
             return
         noted, in_order = acks[:count], range(low, low + count)
-        if not self.finished and noted[0] == low and noted[-1] == in_order[-1] and noted == list(in_order):
+        plain = not self.finished and not self.queued
+        if plain and noted[0] == low and noted[-1] == in_order[-1] and noted == list(in_order):
             self.low = in_order.stop  # as nearly always
         else:
             for index in noted:
@@ -91,6 +95,7 @@ class OffsetRun:
 
     def finish(self, index: int) -> bool:
         """Marks the message at `index` finished; returns False if it was already, because an ack may come twice."""
+        self.begin(index)
         low = self.low
         if index > low:
             if index in self.finished:
@@ -112,24 +117,64 @@ class OffsetRun:
     def finish_range(self, first: int, stop: int) -> int:
         """Marks the indexes [first, stop) finished; returns how many of them were not finished before."""
         self.settle()
-        if first == self.low and not self.finished:
+        if first == self.low and not self.finished and not self.queued:
             self.low = stop
             return stop - first
         return sum(self.finish(index) for index in range(max(first, self.low), stop))
 
+    def queue(self, index: int) -> None:
+        """Records that a message waits for its handler to begin, unless it is finished."""
+        if not self.is_finished(index):
+            self.queued = self.queued or set()
+            self.queued.add(index)
+
+    def begin(self, index: int) -> None:
+        """Ends `queue`: a handler begins with the message."""
+        if self.queued is None or index not in self.queued:
+            return
+        self.queued.remove(index)
+        self.queued = self.queued or None
+
+    def is_queued(self, index: int) -> bool:
+        return self.queued is not None and index in self.queued
+
+    def queued_spans(self) -> list[tuple[int, int]]:
+        """Returns the offsets of queued messages as ascending spans [start, to)."""
+        spans: list[tuple[int, int]] = []
+        last = -1
+        for index in sorted(self.queued or ()):
+            offset = self.offsets[index]
+            _extend(spans, offset, offset + 1, bool(spans) and index == last + 1)
+            last = index
+        return spans
+
+    @property
+    def taken(self) -> int:
+        """Returns how many messages were handed over, with those that are queued, and are not finished."""
+        return self.delivered - self.low - len(self.finished)
+
     @property
     def unfinished(self) -> int:
-        """Returns how many messages were handed over and are not finished."""
-        return self.delivered - self.low - len(self.finished)
+        """Returns how many messages were delivered and are not finished."""
+        return self.taken - (len(self.queued) if self.queued else 0)
 
     def is_finished(self, index: int) -> bool:
         return index < self.low or index in self.finished
 
     @property
     def held(self) -> int:
-        """Returns how many messages a Release waits for: those handed over, not finished, and not set aside."""
+        """Returns how many messages a Release waits for: those delivered, not finished, and not set aside."""
+        return self.unfinished - self._given_back(self.queued or ())
+
+    @property
+    def awaited(self) -> int:
+        """Returns how many messages will be answered without another hand-over: those held, and those queued here."""
+        return self.taken - self._given_back(())
+
+    def _given_back(self, others: Container[int]) -> int:
+        """Returns how many unfinished messages were given back and are not among `others`."""
         aside = self.aside or {}
-        return self.unfinished - sum(not waits and not self.is_finished(index) for index, waits in aside.items())
+        return sum(not waits and index not in others and not self.is_finished(index) for index, waits in aside.items())
 
     def set_aside(self, index: int, *, waits: bool = False) -> None:
         """Records that the handler of an unfinished message is done with it. `waits`: a Release waits for it all the
@@ -196,7 +241,8 @@ WAITING_MAX = 1_000
 
 
 class GivenBack(NamedTuple):
-    """A message that waits: its place in the `offsets` of its run, the driver's own object for it, its size."""
+    """A message that waits: its place in the `offsets` of its run, the driver's own object for it, its size. `queued`:
+    no handler had begun with it when it was given back, so its next hand-over is the one that it was queued for."""
 
     due_ms: int
     offset: int
@@ -204,6 +250,7 @@ class GivenBack(NamedTuple):
     run: OffsetRun
     message: object
     size_bytes: int
+    queued: bool
 
 
 class Redeliveries:
@@ -231,7 +278,7 @@ class Redeliveries:
         if offset not in self.waiting:
             # A signal handler may raise between two of these; then the handler still has the message (D4).
             heappush(self._due, (due_ms, offset))
-            self.waiting[offset] = GivenBack(due_ms, offset, index, run, message, size_bytes)
+            self.waiting[offset] = GivenBack(due_ms, offset, index, run, message, size_bytes, run.is_queued(index))
             self.size_bytes += size_bytes
             run.set_aside(index)
         return True
@@ -279,21 +326,21 @@ class Redeliveries:
             entry = heappop(self._due)
             if self._waits(entry):
                 one = self.waiting[entry[1]]
+                one.run.begin(one.at)
                 one.run.take_up(one.at, now_ms)  # first: a signal handler may raise before the rest
                 self._drop(one.offset)
-                self.again[one.offset] = self.again.get(one.offset, 0) + 1
+                if not one.queued:
+                    self.again[one.offset] = self.again.get(one.offset, 0) + 1
                 return one
         return None
 
-    def put_back(self, one: GivenBack) -> bool:
-        """Makes a message wait that no handler got: its delivery does not count. Returns False if it is finished.
-
-        It counts for -1 then, where it was delivered for the first time: the delivery that follows is the first one.
-        """
-        if one.offset in self.waiting or not self.give_back(one.run, one.at, one.message, one.due_ms, one.size_bytes):
-            return False
-        self.again[one.offset] = self.again.get(one.offset, 0) - 1
-        return True
+    def put_back(self, one: GivenBack) -> None:
+        """Undoes `take`, because the user did not get the message."""
+        if one.queued:
+            one.run.queue(one.at)
+        else:
+            self.again[one.offset] = self.again.get(one.offset, 1) - 1
+        self.give_back(one.run, one.at, one.message, one.due_ms, one.size_bytes)
 
     def forget_finished(self, position: int) -> None:
         """Forgets what lies below the position, and messages that were finished while they waited."""
@@ -474,12 +521,36 @@ class AtLeastOnce:
 
     @property
     def in_flight(self) -> int:
+        """Returns how many messages were delivered and are not finished."""
         return sum(run.unfinished for run in self.runs)
+
+    @property
+    def taken(self) -> int:
+        """Returns how many messages are in flight or queued for a handler (D17)."""
+        return sum(run.taken for run in self.runs)
 
     @property
     def held(self) -> int:
         """Returns how many messages handlers have: those in flight, without those that were given back."""
         return sum(run.held for run in self.runs)
+
+    @property
+    def awaited(self) -> int:
+        """Returns how many messages handlers have, or will have without another hand-over."""
+        return sum(run.awaited for run in self.runs)
+
+    def queue(self, run: OffsetRun, index: int, mono_ms: int) -> None:
+        """Records that a message that was handed over is queued for its handler, and not yet delivered (D17). It is
+        silent (D4) where nobody reports for the handlers that they are at work."""
+        run.settle()
+        run.queue(index)
+        self.touch(run, index, index + 1, mono_ms)
+
+    def begin(self, run: OffsetRun, index: int, mono_ms: int) -> None:
+        """Records that the handler of a queued message begins: now it is delivered (D17)."""
+        run.settle()
+        run.begin(index)
+        run.touch(index, index + 1, mono_ms)
 
     @property
     def tracked(self) -> int:
@@ -497,19 +568,25 @@ class AtLeastOnce:
             self.redeliveries.forget_finished(position)
         before, mine, in_flight = self._delivered_before, self.handed_to(), self.in_flight
         again = self._again(position)
+        queued = progress.union(span for run in self.runs if run.queued for span in run.queued_spans())
         known = again or self._finished_before or self._out_of_order() or (before and before[-1].to > position + 1)
+        known = known or bool(queued and in_flight)
         if not known and (in_flight <= 1 or mine - position == in_flight):
             return b""  # nearly always
         finished = progress.union([*self._finished_spans(position), *self._finished_before, *self._reported])
         finished = [(max(start, position), to) for start, to in finished if to > position]
         self._reported = progress.fitting(position, finished, self._reported)
         done = [Range(start, to, 0) for start, to in self._reported]
-        before_me = progress.without(self._delivered_again(position, mine), [(one.start, one.to) for one in again])
+        before_me = self._delivered_again(position, mine, queued)
+        before_me = progress.without(before_me, [(one.start, one.to) for one in again])
         again = progress.without(sorted([*before_me, *again]), finished)
         open_spans = progress.without([Range(position, mine, 1)], finished)
-        if in_flight > 1 and sum(to - start for start, to, _ in open_spans) != in_flight:
-            # Some offsets do not exist, so the number in flight alone would not say which messages these are.
-            spans = progress.union([*finished, *((start, to) for start, to, _ in again)])
+        beyond = bool(again) and again[-1].to > mine
+        holes = in_flight > 1 and sum(to - start for start, to, _ in open_spans) != in_flight
+        if in_flight and (queued or beyond or holes):
+            # The number in flight alone would not say which messages these are: some offsets do not exist, or their
+            # messages are queued, or others above were delivered by earlier owners.
+            spans = progress.union([*finished, *queued, *((start, to) for start, to, _ in again)])
             again += progress.without([Range(position + 1, mine, 1)], spans)
         return progress.encode(position, sorted([*done, *again]))
 
@@ -539,14 +616,18 @@ class AtLeastOnce:
                 break
         return spans
 
-    def _delivered_again(self, position: int, mine: int) -> list[Range]:
+    def _delivered_again(self, position: int, mine: int, queued: Sequence[tuple[int, int]]) -> list[Range]:
         """Returns the ranges above the position that earlier owners delivered, with counts; below `mine`, including
-        this claim's delivery, unless it delivers ranges."""
+        this claim's delivery, unless it delivers ranges, or the message is `queued`."""
         counted = []
         for start, to, times in self._delivered_before:
             start = max(start, position + 1)
             if start < min(to, mine):
-                counted.append(Range(start, min(to, mine), times + (not self.in_ranges)))
+                once_more = progress.without([Range(start, min(to, mine), times + (not self.in_ranges))], queued)
+                rest = progress.without(
+                    [Range(start, min(to, mine), times)], [(one.start, one.to) for one in once_more]
+                )
+                counted += sorted([*once_more, *rest])
             if max(start, mine) < to:
                 counted.append(Range(max(start, mine), to, times))
         return counted
@@ -557,8 +638,9 @@ class AtLeastOnce:
             return []
         ranges: list[Range] = []
         for offset in sorted(self.redeliveries.again):
-            times = self.delivery_count(offset)
-            if offset <= position or times <= 1:  # 0 would say that it is finished
+            count = self.redeliveries.again[offset]
+            times = self.delivery_count(offset) - self._queued(offset)
+            if offset <= position or not count:
                 continue
             if ranges and ranges[-1].to == offset and ranges[-1].times == times:
                 ranges[-1] = ranges[-1]._replace(to=offset + 1)
@@ -566,11 +648,18 @@ class AtLeastOnce:
                 ranges.append(Range(offset, offset + 1, times))
         return ranges
 
+    def _queued(self, offset: int) -> bool:
+        """Returns whether the message at `offset` is queued for its handler."""
+        place = self.place_of(offset)
+        return place is not None and place[0].is_queued(place[1])
+
     def handed_to(self) -> int:
-        """Returns the offset after the last message that this claim has handed over, or where it began."""
+        """Returns the offset after the last message that this claim has delivered, or where it began."""
         for run in reversed(self.runs):
-            if run.delivered:
-                return run.offsets[run.delivered - 1] + 1
+            queued = run.queued or ()
+            for index in range(run.delivered - 1, -1, -1):
+                if index not in queued:
+                    return run.offsets[index] + 1
         return self._base
 
     def attempts(self) -> int:
@@ -579,14 +668,13 @@ class AtLeastOnce:
         `in_ranges`."""
         if self.counts_exactly:
             return self.deliveries()
-        message = self._message()
-        # No handler has one that was put back, but one may have it by then.
-        number = max(self.delivery_count(message), 1 + self._delivered_before_at(message))
+        number = self.delivery_count(self._message())
         return max(1, number - 1) if self.in_ranges else number
 
     def deliveries(self) -> int:
         """Returns how often earlier owners and this one delivered the message at the position."""
-        once = bool(self.runs) and self.runs[0].delivered > self.runs[0].low
+        run = self.runs[0] if self.runs else None
+        once = run is not None and run.delivered > run.low and not run.is_queued(run.low)
         before = self.delivery_count(self._message()) - 1
         return max(before, int(once)) if self.in_ranges else before + once
 
@@ -626,13 +714,6 @@ class AtLeastOnce:
         """Records that a handler gave its message back until `due_ms` (D14). `message` is kept for the driver, as
         `size_bytes` of memory. Returns False if it is finished."""
         return self._redeliveries().give_back(run, index, message, due_ms, size_bytes)
-
-    def put_back(self, run: OffsetRun, index: int, message: object, due_ms: int, size_bytes: int) -> bool:
-        """Records that no handler gets a message that was handed over, until `due_ms`: the delivery does not count.
-
-        Otherwise as `give_back`.
-        """
-        return self._redeliveries().put_back(GivenBack(due_ms, run.offsets[index], index, run, message, size_bytes))
 
     def post(self, run: OffsetRun, index: int) -> bool:
         """Records that a message is on its way to a dead-letter topic: unfinished, and with no handler (D15). Returns

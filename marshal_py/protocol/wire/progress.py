@@ -180,10 +180,12 @@ def _number(value: int) -> bytes:
 
 
 def deliveries(position: int, attempts: int, in_flight: int, ranges: Sequence[Range]) -> list[Range]:
-    """Returns how often earlier owners delivered unfinished messages, as disjoint ranges. The lowest `in_flight` of the
-    last owner that `ranges` does not name count once; `attempts` is for the message at `position`."""
+    """Returns how often earlier owners delivered unfinished messages, as disjoint ranges. The lowest that `ranges` does
+    not name count once, as many as were in flight without those that it names; `attempts` is for the message at
+    `position`."""
     found = [Range(position, position + 1, attempts)] if attempts else []
     at = position
+    in_flight -= sum(to - start for start, to, times in ranges if times)
     for start, to, times in [*ranges, Range(OFFSET_MAX, OFFSET_MAX, 0)]:
         once = min(start - at, in_flight)
         if once > 0:
@@ -191,7 +193,6 @@ def deliveries(position: int, attempts: int, in_flight: int, ranges: Sequence[Ra
             in_flight -= once
         if times:
             found += _above(position, Range(start, to, times))
-            in_flight -= min(in_flight, to - start)
         at = to
     return found
 
