@@ -45,6 +45,7 @@ NAMES = (
     "direct_get",
     "latency",
     "event_loop",
+    "process",
     "join",
     "leave",
     "rewind",

@@ -195,7 +195,13 @@ def check_policies(result: Result) -> None:
     assert min(cell["median"] for cell in column(result, "ms")) > 0
 
 
+def check_process(result: Result) -> None:
+    assert column(result, "order kept") == [True] * 4
+    assert all(rate > 0 for rate in column(result, "messages/s"))
+
+
 CHECKS = {
+    "process": check_process,
     "direct_get": check_direct_get,
     "startup": check_startup,
     "join": check_moves,

@@ -1,0 +1,157 @@
+"""How many messages per second do handlers in parallel finish, and how long does a blocked key delay the others?
+
+Each row is a fresh topic, filled beforehand, and a fresh group; one process has all partitions. Handlers sleep for 5 ms
+or do nothing, with the order per key. In the last row messages are written at a steady rate, and the handler of one key
+waits until all others are done: the delay of a message is from its write to the begin of its handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Final
+
+from confluent_kafka import Producer
+
+import marshal_py
+from bench.environment import QUIET, BenchEnvironment, Result, percentile
+from marshal_py import aio
+
+KEYS: Final = 100
+HANDLER_S: Final = 0.005
+WORKERS: Final = 16
+TASKS: Final = 100
+MESSAGES: Final = 20_000
+MESSAGES_FAST: Final = 300_000
+MESSAGES_BLOCKED: Final = 3_600  # less than the window of `process`, at which a blocked key stops its partition
+RATE: Final = 200  # messages per second, while a key is blocked
+MESSAGES_TINY: Final = 500
+DEADLINE_S: Final = 300.0
+IDEAL: Final = WORKERS / HANDLER_S
+
+
+class Journal:
+    """Notes what handlers of one run begin and end, from any thread."""
+
+    def __init__(self, wanted: int) -> None:
+        self.done = threading.Event()
+        self.delays_ms: list[float] = []
+        self.rate = 0.0
+        self._wanted, self._count, self._began_s = wanted, 0, 0.0
+        self._offsets: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def begin(self, message: Any) -> None:
+        self._began_s = self._began_s or time.monotonic()
+        self._offsets[message.partition, message.key].append(message.offset)
+        self.delays_ms.append(1000 * time.time() - message.timestamp)
+
+    def end(self) -> None:
+        with self._lock:
+            self._count += 1
+            if self._count == self._wanted:
+                self.rate = self._count / (time.monotonic() - self._began_s)
+                self.done.set()
+
+    @property
+    def order_kept(self) -> bool:
+        return all(offsets == sorted(set(offsets)) for offsets in self._offsets.values())
+
+
+def _write(environment: BenchEnvironment, topic: str, messages: int, rate: int | None = None) -> None:
+    producer, began_s = (
+        Producer({"bootstrap.servers": environment.bootstrap, **QUIET, "linger.ms": 1}),
+        time.monotonic(),
+    )
+    for number in range(messages):
+        producer.produce(topic, b"x" * 100, b"%d" % (number % KEYS))
+        if rate is not None:
+            producer.poll(0)
+            time.sleep(max(0.0, began_s + number / rate - time.monotonic()))
+        elif number % 10_000 == 0:
+            producer.flush(DEADLINE_S)
+    assert producer.flush(DEADLINE_S) == 0
+
+
+def _threads(environment: BenchEnvironment, topic: str, journal: Journal, handle: Callable[[Any], None]) -> None:
+    with (
+        marshal_py.connect(environment.bootstrap, coordination_topic=f"{topic}-m") as marshal,
+        marshal.consumer("g", [topic], start="earliest") as consumer,
+        consumer.process(handle, workers=WORKERS),
+    ):
+        assert journal.done.wait(DEADLINE_S)
+
+
+def threads(environment: BenchEnvironment, messages: int) -> Journal:
+    topic, journal = environment.topic(1), Journal(messages)
+    _write(environment, topic, messages)
+
+    def handle(message: Any) -> None:
+        journal.begin(message)
+        time.sleep(HANDLER_S)
+        journal.end()
+
+    _threads(environment, topic, journal, handle)
+    return journal
+
+
+def blocked(environment: BenchEnvironment, messages: int) -> Journal:
+    """A consumer that waits for messages gets them; the key of the first one is blocked until all others are done."""
+    topic, journal = environment.topic(1), Journal(messages - messages // KEYS)
+
+    def handle(message: Any) -> None:
+        if message.key == b"0":
+            journal.done.wait(DEADLINE_S)
+        else:
+            journal.begin(message)
+            journal.end()
+
+    writing = threading.Thread(target=_write, args=(environment, topic, messages, RATE))
+    writing.start()
+    _threads(environment, topic, journal, handle)
+    writing.join()
+    return journal
+
+
+def tasks(environment: BenchEnvironment, partitions: int, messages: int, workers: int, sleep_s: float) -> Journal:
+    topic, journal = environment.topic(partitions), Journal(messages)
+    _write(environment, topic, messages)
+
+    async def handle(message: Any) -> None:
+        journal.begin(message)
+        if sleep_s:
+            await asyncio.sleep(sleep_s)
+        journal.end()
+
+    async def main() -> None:
+        async with (
+            aio.connect(environment.bootstrap, coordination_topic=f"{topic}-m") as marshal,
+            marshal.consumer("g", [topic], start="earliest") as consumer,
+            consumer.process(handle, workers=workers),
+        ):
+            assert await asyncio.to_thread(journal.done.wait, DEADLINE_S)
+
+    asyncio.run(main())
+    return journal
+
+
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
+    slow, fast, few = [MESSAGES_TINY] * 3 if tiny else (MESSAGES, MESSAGES_FAST, MESSAGES_BLOCKED)
+    found = {
+        "threads, 5 ms": (1, WORKERS, IDEAL, threads(environment, slow)),
+        "asyncio, 5 ms": (1, WORKERS, IDEAL, tasks(environment, 1, slow, WORKERS, HANDLER_S)),
+        "asyncio, nothing": (12, TASKS, None, tasks(environment, 12, fast, TASKS, 0.0)),
+        "threads, a key blocked": (1, WORKERS, None, blocked(environment, few)),
+    }
+    rows: list[list[Any]] = []
+    for name, (partitions, workers, ideal, journal) in found.items():
+        # What is joined later than written is late for that reason: of the blocked row the first seconds do not count.
+        delays_ms = journal.delays_ms[len(journal.delays_ms) // 3 :] if "blocked" in name else []
+        delay_ms = round(percentile(delays_ms, 0.99), 1) if delays_ms else None
+        rows.append([name, partitions, workers, round(journal.rate), ideal, delay_ms, journal.order_kept])
+    columns = ["handlers", "partitions", "workers", "messages/s", "ideal", "delay p99, ms", "order kept"]
+    notes = ["goals: 2,900/s with handlers of 5 ms, 60,000/s with those that do nothing, a p99 below 20 ms"]
+    return Result("process", columns, rows, notes)
