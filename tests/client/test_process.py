@@ -431,6 +431,23 @@ def test_the_window_bounds_what_is_behind_a_message_that_is_not_finished(memory:
         journal.handled(100)
 
 
+def test_a_consumer_whose_handlers_are_all_busy_is_healthy(memory: MemoryTestCluster) -> None:
+    """It goes on asking while they work and its lanes are full: no probe of a container may end it for that."""
+    topic, hold = fill(memory, 100, keys=100), threading.Event()
+    journal = Journal(lambda _: hold.wait(DEADLINE_S))
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(journal, workers=2, window=4) as work,
+    ):
+        until(lambda: work.stats().working == 2 and work.stats().waiting == 2, "all are busy, and the window is full")
+        since_ms = consumer._queue.asked_ms
+        until(lambda: consumer._queue.asked_ms > since_ms, "it asks again")
+        assert consumer.healthy()
+        hold.set()
+        journal.handled(100)
+
+
 def test_after_a_stop_nothing_finished_comes_again_within_the_window(memory: MemoryTestCluster) -> None:
     """E10: every second of 4,000 messages is finished, the first one is tried again in an hour, the others wait."""
     topic, group = fill(memory, 4_100, keys=None), memory.group()
