@@ -142,6 +142,14 @@ class Delivered:
                 self.returned(stop - first)
             return True
 
+    def finish_one(self) -> bool:
+        """Notes the ack of one message in at-most-once mode, otherwise as `finish_range`."""
+        with self.context.lock:
+            if self.claim.sealed:
+                return self.finish_late()
+            self.returned(1)
+            return True
+
     def nak(self, first: int, messages: Sequence[RawMessage], delay_s: float | None) -> bool:
         """Has `messages`, from `first` in `run` on, delivered again after `delay_s`. False if the claim ended, or all
         are done or delivered again."""

@@ -94,7 +94,7 @@ class Handles:
             context.lost_acks.late(tp)
             return False
         if not isinstance(claim.tracker, AtLeastOnce):
-            return Delivered(context, claim, None).finish_range(0, 1)
+            return Delivered(context, claim, None).finish_one()
         run, index = claim.tracker.place_of(offset) or (None, 0)
         return run is None or Delivered(context, claim, run).finish_range(index, index + 1)
 

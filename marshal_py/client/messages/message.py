@@ -135,7 +135,7 @@ class Message(Struct, Generic[K_co, V_co], eq=False, frozen=True, gc=False):
         delivered, index = self._delivered, self._index
         run = delivered.run
         if run is None:
-            return delivered.finish_range(index, index + 1)
+            return delivered.finish_one()
         # Without the lock, and first: if the claim is sealed after it, sealing has noted it (Claim.seal).
         run.acks.append(index)
         return delivered.in_time(index, index + 1) if delivered.claim.sealed else True
