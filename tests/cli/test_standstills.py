@@ -305,16 +305,12 @@ def test_a_loop_that_hangs_is_told_of_all_the_partitions_that_it_blocks(
             cluster.produce(TOPIC, b"%d" % number, partition=number % 2)
         consumer = _owner(cluster, handler_timeout_s=60)
         cluster.run_until(lambda: len(consumer.cached_info().claims) == 2)
-        message = consumer.next(5)
-        assert message is not None
+        assert consumer.next(5) is not None
         cluster.advance(75 if timed_out else 15)
         found = said(Scene(cluster, consumer), view, monkeypatch)
-        other = 1 - message.partition
-        if timed_out:
-            assert f"no message of {TOPIC}:{other} was finished for " in found, found
-            assert f"1 partitions of '{TOPIC}' ({message.partition}) have had no owner for more than 10 s" in found, (
-                found
-            )
+        if timed_out:  # it has released what it does not serve, too (D4)
+            assert f"2 partitions of '{TOPIC}' (0, 1) have had no owner for more than 10 s" in found, found
+            assert "restart one whose handler is stuck" in found, found
         else:
             assert f"no message of {TOPIC}:0, 1 was finished for " in found, found
 

@@ -298,6 +298,53 @@ def test_a_stuck_handler_loses_its_partition() -> None:
     assert len(a.owned) == 1, "it keeps its share of the rest"
 
 
+def test_a_program_that_hangs_leaves_all_that_it_does_not_serve_to_others() -> None:
+    """D4: a handler is stuck, and its user has not asked. So it releases the claims of which no handler has
+    a message, takes nothing in exchange, and takes its share again when the user asks."""
+    cluster = VirtualCluster(partitions=6)
+    a, b = cluster.team("a", "b", handler_timeout_ms=TIMEOUT_MS)
+    mine = sorted(a.owned)
+    assert len(mine) == 3
+    a.member.user_asked(a.now.mono_ms)
+    a.deliver(a.claim(mine[0]), 0)
+    at_work = a.deliver(a.claim(mine[1]), 0)
+
+    def serve(rounds: int) -> None:
+        for _ in range(rounds):
+            b.member.user_asked(b.now.mono_ms)
+            if mine[1] in a.owned:
+                a.claim(mine[1]).tracker.touch(at_work, 0, 1, a.now.mono_ms)
+            cluster.run(I)
+
+    serve(TIMEOUT_MS // I + 3)
+    assert a.owned == {mine[1]}, "a handler is at work there"
+    assert len(b.owned) == 5
+    serve(2 * TIMEOUT_MS // I)
+    assert len(b.owned) == 5, "the hung program gets nothing in exchange"
+    assert not a.group.sessions[a.session].ready
+    a.member.user_asked(a.now.mono_ms)
+    serve(5)
+    assert len(a.owned) == len(b.owned) == 3
+
+
+def test_a_program_that_still_asks_keeps_its_other_partitions() -> None:
+    """D4: one of its handlers is stuck, and others work."""
+    cluster = VirtualCluster(partitions=4)
+    a, b = cluster.team("a", "b", handler_timeout_ms=TIMEOUT_MS)
+    stuck, kept = a.owned
+    a.deliver(a.claim(stuck), 0)
+    for _ in range(TIMEOUT_MS // I + 3):
+        for client in (a, b):
+            client.member.user_asked(client.now.mono_ms)
+        cluster.run(I)
+    assert kept in a.owned
+    assert cluster.owners()[stuck] == "b"
+    assert len(a.owned) == len(b.owned) == 2, "it takes another one in exchange"
+    a.deliver(a.claim(kept), 0)
+    cluster.run(TIMEOUT_MS + 2 * I)
+    assert not a.owned, "now it asks no more"
+
+
 def test_alone_it_leaves_the_partition_free() -> None:
     """D4: no other member is there; it does not claim it again before another handler timeout."""
     cluster = VirtualCluster(partitions=1)

@@ -219,6 +219,35 @@ def test_a_handler_that_hangs(memory: MemoryCluster) -> None:
     assert "handler_stuck" in kinds(consumer)
 
 
+def test_a_program_that_hangs_keeps_no_partition_from_others(memory: MemoryCluster) -> None:
+    """D4: it has read one message of one partition. The other consumer gets all that is unread, and hands nothing back
+    until the program asks again."""
+    hung, other = (member(memory, handler_timeout_s=60) for _ in range(2))
+    memory.run_until(lambda: len(hung.cached_info().claims) == len(other.cached_info().claims) == 1)
+    assert {hung.next(0), other.next(0)} == {None}
+    for number in range(4):
+        memory.produce("orders", b"%d" % number, partition=number % 2)
+    served: set[tuple[int, int]] = set()
+    assert hung.next(5) is not None
+
+    def serve() -> bool:
+        for message in other.fetch(10, expires_s=0):
+            served.add((message.partition, message.offset))
+            message.ack()
+        return len(served) == 4
+
+    memory.run_until(serve)
+    assert "handler_stuck" in kinds(hung)
+    for _ in range(60):
+        memory.advance(2)
+        serve()
+    assert not hung.cached_info().claims
+    assert "a handler is stuck" in hung.cached_info().waiting_for
+    assert hung.next(0) is None
+    memory.run_until(lambda: len(hung.cached_info().claims) == 1)
+    assert len(other.cached_info().claims) == 1
+
+
 def test_a_pause_ends_by_itself(memory: MemoryCluster) -> None:
     consumer = member(memory)
     memory.run_until(lambda: len(consumer.cached_info().claims) == 2)

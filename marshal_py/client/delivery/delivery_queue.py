@@ -55,8 +55,8 @@ class DeliveryQueue:
         clock_now: Callable[[], Instant],
     ) -> None:
         self.member, self.source, self.options = member, source, options
-        member.asked = True  # a consumer that never asks is idle since it joined
         self.asked_ms: int = clock_now().mono_ms  # monotonic: when the user last asked for messages
+        member.user_asked(self.asked_ms)  # a consumer that never asks is idle since it joined
         self.clock_now = clock_now
         raw = options.key_deserializer is None and options.value_deserializer is None
         make: type[Message] = Message if raw else DecodedMessage
@@ -434,7 +434,8 @@ class DeliveryQueue:
     def user_returned(self) -> None:
         """The user asks for more: resumes fetching for low buffers. In at-most-once mode he is done with the last ones;
         in a pinned group it keeps the pin (A11)."""
-        self.member.asked, self.asked_ms = True, self.clock_now().mono_ms
+        self.asked_ms = self.clock_now().mono_ms
+        self.member.user_asked(self.asked_ms)
         self.rate.returned(self.delivered, self.asked_ms)
         self._gate_shut = self._gate_shut and self.deliverable() > 0
         held_back: list[Buffer] = []

@@ -328,6 +328,9 @@ class Member(MemberState):
         if not self.rebalancer.settled() or not self.liveness.healthy(now):
             return
         until_ms = self.liveness.deadline_ms(now)
+        hangs_from_ms = self.hangs_from(now.mono_ms)
+        if hangs_from_ms is not None:
+            until_ms = min(until_ms, hangs_from_ms)
         for claim in self.claims.values():
             if claim.phase is not ClaimPhase.OPEN:
                 return

@@ -135,7 +135,9 @@ class MemberState:
         self.leaving = ""  # the reason of the Leave, once the user wants to stop; else ""
         self.stop_prepared = False  # the user will stop soon: successors may fetch ahead first (A6)
         self.asked: bool | None = None  # whether the user asked for messages since the last heartbeat; None: unknown
-        self._asked_ms = 0  # monotonic: about when the user asked last
+        self._idle_from_ms = 0  # monotonic: about when the user asked last
+        self.asked_ms: int | None = None  # monotonic: when the user asked last; None: unknown
+        self.handler_stuck: bool = False  # whether a handler had a message for too long since the user asked last (D4)
         self.urgent = False  # the next heartbeat must not wait for its third of an interval
         self.tick_requested: bool = False  # the next tick must not wait for the deadline
         self.quiescent_until_ms: int = 0  # monotonic; before this a tick may skip most of its work (member.py)
@@ -199,8 +201,28 @@ class MemberState:
         if self.asked is None or config is None or not (policy_of(config).pins or config.failover_ms):
             return 0
         if self.asked:
-            self.asked, self._asked_ms = False, now.mono_ms
-        return max(0, now.mono_ms - self._asked_ms)
+            self.asked, self._idle_from_ms = False, now.mono_ms
+        return max(0, now.mono_ms - self._idle_from_ms)
+
+    def user_asked(self, mono_ms: int) -> None:
+        """The user asks for messages, so the program does not hang (D4)."""
+        self.asked, self.asked_ms = True, mono_ms
+        if self.handler_stuck:
+            self.handler_stuck = False
+            self.request_tick()
+
+    def hangs(self, mono_ms: int) -> bool:
+        """Returns whether the program hangs as a whole: a handler is stuck, and the user has not asked either (D4)."""
+        return self.handler_stuck and self.asked_ms is not None and mono_ms >= self._hangs_at(self.asked_ms)
+
+    def hangs_from(self, mono_ms: int) -> int | None:
+        """Returns when the program will count as hanging if the user does not ask; None if it does or cannot."""
+        if not self.handler_stuck or self.asked_ms is None or self.hangs(mono_ms):
+            return None
+        return self._hangs_at(self.asked_ms)
+
+    def _hangs_at(self, asked_ms: int) -> int:
+        return asked_ms + self.options.handler_timeout_ms
 
     def request_tick(self) -> None:
         """Asks for a tick soon, and makes it a whole one, which a change needs."""

@@ -371,13 +371,17 @@ class Rebalancer:
         evicted = self._evict(group, now, out)
         if self.divergence.active:
             return
-        if not self.member.stop_prepared:
+        if self._may_claim():
             self._claim(group, evicted, now, out)
         if self.candidacy.moves:
             self._hand_over(group, now)
             self._prefetch(group, out)
         self.falling_behind.act(group, now)
         self.grant_requests.ask(group, now, out)
+
+    def _may_claim(self) -> bool:
+        """Returns whether this member claims and fetches ahead: it neither is about to stop (A6) nor hangs (D4)."""
+        return not (self.member.stop_prepared or self.member.hangs(self._now_ms))
 
     def settled(self) -> bool:
         """Returns whether `act` has nothing to do until the world changes or a wait ends: no claim in flight, nobody to
@@ -542,7 +546,7 @@ class Rebalancer:
 
     def _prefetch(self, group: Group, out: Ready) -> None:
         """Has the driver fetch ahead what the target gives here and others own (A3), and nothing else."""
-        taking, me = [] if self.member.stop_prepared else self.candidacy.taking, self.member.session
+        taking, me = self.candidacy.taking if self._may_claim() else [], self.member.session
         if not taking and not self._prefetching:
             return
         wanted = {

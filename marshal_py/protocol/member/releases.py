@@ -29,6 +29,7 @@ from marshal_py.protocol.wire.subscription import consumes
 # remember the Note while its sender's session lives and the position is the same. If all members have tried in vain,
 # the owner parks the partition: nobody may claim it until its position is set.
 
+STUCK: Final = "handler stuck"  # reason of the Release
 UNREADABLE: Final = "unreadable"  # kind of the Note, and reason of the Release
 LEFT_INTERVALS: Final = 5  # for so long a member does not claim a partition again that it could not read
 
@@ -98,6 +99,10 @@ class Releases:
             since_ms = claim.handler_since_ms()
             if since_ms is not None and now.mono_ms - since_ms >= member.options.handler_timeout_ms:
                 self._stop_stuck(claim, now)
+        if member.hangs(now.mono_ms):
+            for claim in claims:
+                if claim.handler_since_ms() is None:  # others are served until their own time is over
+                    claim.stop(STUCK, now.mono_ms + member.options.interval_ms)
         self.topics.park(group, now)
         self._release_drained(group, now)
 
@@ -105,7 +110,8 @@ class Releases:
         """Stops a claim whose handler hangs, and leaves its partition to others for a while (D4): heartbeats alone
         would keep it here."""
         if claim.phase in (ClaimPhase.OPEN, ClaimPhase.DRAINING):
-            claim.stop("handler stuck", now.mono_ms)
+            claim.stop(STUCK, now.mono_ms)
+            self.member.handler_stuck = True
             self.rebalancer.back_off(claim.tp, now.mono_ms + self.member.options.handler_timeout_ms)
             oldest = None if isinstance(claim.tracker, AtMostOnce) else claim.tracker.oldest()
             self.member.note("handler_stuck", claim.tp, NONE if oldest is None else oldest[1], epoch=claim.epoch)

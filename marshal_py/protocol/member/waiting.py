@@ -217,7 +217,7 @@ def _unowned(group: Group, waiting: Mapping[TopicPartition, int], found: Sequenc
         if not said and not group.paused:
             free.setdefault(tp.topic, []).append(tp)
     why = _unpinned(group)
-    advice = "look at these processes; who owned it last, and why that ended: marshal explain"
+    advice = "restart one whose handler is stuck; who owned it last, and why that ended: marshal explain"
     advice = advice if why is None else str(why)
     text = "have had no owner for more than {} s, though {} messages wait and {} consumers are there"
     return [
@@ -373,6 +373,8 @@ def why_idle(member: Member) -> str:
     session = group.sessions.get(member.session) if group is not None else None
     if group is None or session is None or session.held or group.paused:
         return ""
+    if member.handler_stuck:
+        return "its program, which asks for no messages: a handler is stuck. It gets partitions again when it asks"
     if restricted.conditioned(session) and policy_of(group.config).conditions:
         look = member.candidacy.overflow
         if not look.met:
