@@ -20,18 +20,19 @@ app: Final = typer.Typer(help="Administer the consumers of a group.", no_args_is
 @app.command("step-down", epilog=STEP_DOWN_EXAMPLE)
 @command
 def step_down(options: changes.ChangeOptions, group: changes.GroupName, session: changes.SessionName) -> None:
-    """Demote a session: it stays, but receives only partitions that nobody else can take."""
+    """Demote a session: it stays, but receives only partitions that nobody else can take.
+
+    This lasts until its process is restarted or somebody runs `marshal groups update`, which clears it for all.
+    """
     target = options.group(group)
     number = changes.find_session(target, session)
-    if not options.confirmed(
-        group,
-        lambda: target.impact(lambda context: impact.of_step_down(context, number)),
-        f"Demote session {number} of group {group!r}?",
-    ):
+    found = target.impact(lambda context: impact.of_step_down(context, number))
+    if not options.confirmed(group, lambda: found, f"Demote session {number} of group {group!r}?"):
         return
     mark = target.step_down(number, options.reason)
     options.print_result(
-        {"group": group, "session": number, "mark": mark}, f"session {number} of group {group!r} has stepped down"
+        {"group": group, "session": number, "mark": mark},
+        f"session {number} of group {group!r} has stepped down. {found.does[-1]}",
     )
 
 

@@ -496,6 +496,7 @@ def test_an_outlook_is_what_then_happens_and_writes_nothing() -> None:
     assert looks["mode"].settings == {"delivery": {"from": "at_least_once", "to": "at_most_once"}}
     assert looks["shrink"].settings == {"orders:2": {"from": 0, "to": None}, "orders:3": {"from": 0, "to": None}}
     assert len(looks["delete"].settings) == 4
+    assert looks["step down"].does[-1].endswith(f"marshal groups update {GROUP} --policy own")
     finish(cluster, change(cluster, policy="greedy"))
     assert settings_of(cluster.group)["policy"] == "greedy"
     with pytest.raises(AlreadyExists):

@@ -166,6 +166,11 @@ def test_greedy_keeps_and_balanced_shares(shell: Shell, consumers: Consumers) ->
     shell.json("groups", "update", "free", "--no-lag-weighted", "--yes")
     assert info(shell, "free")["lag_weighted"] is False
     step_down(shell, "free", "b", {"c": 6})
+    said = shell.run("members", "step-down", "free", "b", "--yes").stdout
+    undo = said.strip().partition("as they are: marshal ")[2].split()
+    shell.run(*undo, "--yes")
+    assert not any(one["stepped_down"] for one in info(shell, "free")["members"])
+    wait_until(lambda: claims(shell, "free") == {"b": 3, "c": 3}, "b takes its share again")
 
 
 def test_blocks_are_those_of_the_seed(shell: Shell, consumers: Consumers) -> None:

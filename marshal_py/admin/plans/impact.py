@@ -34,6 +34,7 @@ from marshal_py.client.values.group_config import (
 from marshal_py.errors import AdminFailed, GroupMissing
 from marshal_py.history.describe import describe
 from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.policies import OWN_POLICY
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.wire import codec
@@ -102,9 +103,19 @@ def of_step_down(context: GroupContext, session: int) -> Impact:
     group = _there(context)
     does = [
         f"{name_of(group, session)} would become the last candidate for everything; it would stay in the group, and "
-        "might hand partitions over to others."
+        "might hand partitions over to others.",
+        _undo_of_step_down(group),
     ]
     return Impact(does, {}, {})
+
+
+def _undo_of_step_down(group: Group) -> str:
+    """Returns how a step-down ends (F9.7): any change of the settings, also to what they are, clears all marks."""
+    policy = OWN_POLICY if group.config is None else group.config.policy or OWN_POLICY
+    return (
+        f"This lasts until its process is restarted, or the group's settings are written again, as they are: "
+        f"marshal groups update {group.name} --policy {policy}"
+    )
 
 
 def of_unpinning(context: GroupContext) -> Impact:

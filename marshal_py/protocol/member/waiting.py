@@ -205,7 +205,8 @@ def _hanging(group: Group, facts: Facts) -> Iterator[Standstill]:
             text += f"handlers of {client!r} have some: they hang, or take long"
         else:
             text += f"some wait: {client!r}, which owns them, hangs, asks for none, or has given them back with a delay"
-        advice = f"look at that process; its partitions move on: marshal members step-down {group.name} {client}"
+        advice = "restart that process if it hangs; if it is slow, others can take what waits: "
+        advice += f"marshal members step-down {group.name} {client}"
         yield Standstill("hangs", text, advice, topic, tuple(numbers), (owner,), since_ms)
 
 
