@@ -45,7 +45,7 @@ from marshal_py.errors import (
 
 if TYPE_CHECKING:
     from marshal_py.admin.group import Group
-    from marshal_py.admin.marshal import Marshal, Topic, connect
+    from marshal_py.admin.marshal import Marshal, connect
     from marshal_py.client.consumer import Consumer
     from marshal_py.client.messages.message import Batch, Message, Part
     from marshal_py.client.process.process import Process
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from marshal_py.topics.request import GetRequest
     from marshal_py.topics.stored import StoredMessage
     from marshal_py.topics.subject_keys import SubjectKey, subject_key
+    from marshal_py.topics.topic import Topic
 
 __version__ = "0.1.0"
 
@@ -84,7 +85,7 @@ _FILES: Final = {
     "StoredMessage": "marshal_py.topics.stored",
     "SubjectKey": "marshal_py.topics.subject_keys",
     "Token": "marshal_py.protocol.wire.fencing_token",
-    "Topic": "marshal_py.admin.marshal",
+    "Topic": "marshal_py.topics.topic",
     "TopicPartition": "marshal_py.protocol.wire.identity",
     "connect": "marshal_py.admin.marshal",
     "stop_on_signals": "marshal_py.client.signals",

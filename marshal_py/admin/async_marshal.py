@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 from marshal_py.admin.group import Group
-from marshal_py.admin.marshal import Marshal, Topic
+from marshal_py.admin.marshal import Marshal
 from marshal_py.client.aio.event_loop import VERBS_AT_ONCE_MAX, EventLoop, Opening, Threads
 from marshal_py.client.async_consumer import AsyncConsumer
 from marshal_py.client.consumer import Consumer
@@ -28,7 +28,7 @@ from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.topics.keys import Key
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.stored import StoredBatch, StoredMessage
-from marshal_py.topics.topic import FOLLOW_PAGE, FOLLOW_S
+from marshal_py.topics.topic import FOLLOW_PAGE, FOLLOW_S, Topic
 from marshal_py.transport import option_names
 from marshal_py.transport.serialization import Deserializer
 
@@ -133,8 +133,6 @@ class AsyncTopic(Blocking[Topic]):
     update_index: Final = awaited(Topic.update_index)
     index_status: Final = awaited(Topic.index_status)
     close: Final = awaited(Topic.close)
-    groups: Final = awaited(Topic.groups)
-    delete_group: Final = awaited(Topic.delete_group)
 
     def __getitem__(self, key: Key) -> Coroutine[Any, Any, StoredMessage]:
         """Reads the last message of a key: `await topic["key"]`."""

@@ -490,3 +490,9 @@ def _refused(context: GroupContext, token: int | None, adopt: bool, take_over: b
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that are not None, by name."""
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def group_names(observer: Observer, topic: str = "") -> tuple[str, ...]:
+    """Returns the sorted names of the groups that are not deleted: all, or those that have consumed `topic`."""
+    observer.fold()
+    return tuple(found.name for _, found in observer.groups() if not found.deleted and topic in {"", *found.topics})

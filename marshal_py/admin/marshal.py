@@ -1,25 +1,30 @@
 """Makes the Marshal that users get: the client's, with the topics and the groups of the cluster as objects.
 
-Marshal is the JetStreamContext of ADR-37, Topic its Stream, Group its consumer as a thing to administer.
+Marshal is the JetStreamContext of ADR-37, Topic its Stream, Group its consumer as a thing to administer. Groups are
+created, changed, found and deleted here alone: a group is not bound to a topic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
 
-from marshal_py.admin.group import Group
-from marshal_py.admin.groups import Groups
+from marshal_py.admin.group import Group, group_names
 from marshal_py.client import marshal
 from marshal_py.client.values.group_config import EMPTY, GroupConfig
 from marshal_py.client.values.options import check_topics
+from marshal_py.errors import AlreadyExists
+from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.rationalizer import PROTOCOL_VERSION
 from marshal_py.protocol.fold.world import FOLD_VERSION
-from marshal_py.topics import changes, topic
+from marshal_py.protocol.wire.identity import check_id
+from marshal_py.topics import changes
 from marshal_py.topics.keys import ALL
 from marshal_py.topics.request import KEYS_MAX, MAX_BYTES_DEFAULT
+from marshal_py.topics.topic import Topic
 from marshal_py.transport.ports import BrokerInfo, ClusterAdmin
 from marshal_py.transport.serialization import Deserializer
 
@@ -42,43 +47,6 @@ class MarshalInfo(Struct, frozen=True):
     partitions: int
     limits: dict[str, int]
     versions: dict[str, str]
-
-
-class Topic(topic.Topic):
-    """Reads one topic, and works on the groups that consume it. `Marshal.topic` makes it.
-
-    Each method for groups opens a connection of its own and reads the groups' log. Any thread may call it.
-    """
-
-    def create_group(self, name: str, config: GroupConfig = EMPTY, *, reason: str = "") -> Group:
-        """Creates a group before its first consumer. Raises what `Marshal.create_group` raises.
-
-        The group is not bound to this topic: consumers choose their topics when they join.
-        """
-        return self._groups().create(name, config, reason)
-
-    def update_group(self, name: str, config: GroupConfig, *, reason: str = "") -> Group:
-        """Changes settings of a group. Raises what `group` and `Marshal.update_group` raise."""
-        return self._groups().update(name, config, reason)
-
-    def create_or_update_group(self, name: str, config: GroupConfig, *, reason: str = "") -> Group:
-        """Creates a group, or changes its settings. Raises what `group` and `Marshal.update_group` raise."""
-        return self._groups().create_or_update(name, config, reason)
-
-    def group(self, name: str) -> Group:
-        """Returns the operations on a group. Raises GroupMissing if the group consumes other topics and not this."""
-        return self._groups().get(name)
-
-    def groups(self) -> tuple[str, ...]:
-        """Returns the sorted names of the groups that have consumed this topic and are not deleted."""
-        return self._groups().names()
-
-    def delete_group(self, name: str, *, force: bool = False, reason: str = "") -> bool:
-        """Deletes a group and its positions, in all its topics. Raises what `group` and `Group.delete` raise."""
-        return self._groups().delete(name, force, reason)
-
-    def _groups(self) -> Groups:
-        return Groups(self._transport, self._coordination_topic, self.name)
 
 
 class Marshal(marshal.Marshal):
@@ -193,34 +161,50 @@ class Marshal(marshal.Marshal):
         Writes nothing if the group exists with exactly these settings. Raises AlreadyExists, which names the
         differences, if it has others, InvalidOption, CoordinationError, ClusterUnreachable, ReentrantCall.
         """
-        return self._groups("create_group").create(name, config, reason)
+        group = self._group(name, "create_group")
+        group.create(**config.named(), reason=reason)
+        return group
 
     def update_group(self, name: str, config: GroupConfig, *, reason: str = "") -> Group:
         """Changes the settings of a group that are not None in `config`, as `Group.set_config` does."""
-        return self._groups("update_group").update(name, config, reason)
+        group = self._group(name, "update_group")
+        group.set_config(**config.named(), reason=reason)
+        return group
 
     def create_or_update_group(self, name: str, config: GroupConfig, *, reason: str = "") -> Group:
         """Creates a group, or changes its settings; nothing if it has them. Raises as `create_group` and
         `update_group`."""
-        return self._groups("create_or_update_group").create_or_update(name, config, reason)
+        group = self._group(name, "create_or_update_group")
+        with Observer(self.transport, self.coordination_topic) as observer:
+            observer.fold(name)
+            known = next((one for _, one in observer.groups() if one.name == name), None)
+        if known is None or known.deleted:
+            with suppress(AlreadyExists):  # somebody was faster
+                return self.create_group(name, config, reason=reason)
+        elif config.is_part_of(known):
+            return group
+        return self.update_group(name, config, reason=reason)
 
     def group(self, name: str) -> Group:
         """Returns the operations on a group. Nothing is sent: a group that does not exist shows at the first of
         them."""
-        return self._groups("group").get(name)
+        return self._group(name, "group")
 
-    def groups(self) -> tuple[str, ...]:
-        """Returns the sorted names of all groups that are not deleted, from all coordination partitions."""
-        return self._groups("groups").names()
+    def groups(self, topic: str = "") -> tuple[str, ...]:
+        """Returns the sorted names of the groups that are not deleted: all, or those that have consumed `topic`."""
+        self._context.check_call("Marshal", "groups", waits=True)
+        with Observer(self.transport, self.coordination_topic) as observer:
+            return group_names(observer, topic)
 
     def delete_group(self, name: str, *, force: bool = False, reason: str = "") -> bool:
         """Deletes a group and its positions, with `force` its live consumers too. Returns and raises as
         `Group.delete`."""
-        return self._groups("delete_group").delete(name, force, reason)
+        return self._group(name, "delete_group").delete(force=force, reason=reason)
 
-    def _groups(self, verb: str) -> Groups:
+    def _group(self, name: str, verb: str) -> Group:
         self._context.check_call("Marshal", verb, waits=True)
-        return Groups(self.transport, self.coordination_topic)
+        check_id("group", name)
+        return Group(self.transport, name, self.coordination_topic)
 
 
 connect: Final = Marshal.connect

@@ -10,7 +10,7 @@ import typer
 from msgspec import structs
 from rich.table import Table
 
-from marshal_py.admin.groups import Groups
+from marshal_py.admin.group import group_names
 from marshal_py.cli import output
 from marshal_py.cli.changes import Yes, ask
 from marshal_py.cli.options import CommonOptions, check_time, command
@@ -153,7 +153,8 @@ def _settings(given: list[str] | None) -> dict[str, str]:
 def _groups(options: CommonOptions, topic: str) -> tuple[str, ...]:
     """Returns the names of the groups that have consumed the topic."""
     try:
-        return Groups(options.transport(), options.coordination_topic, topic).names()
+        with options.observer() as observer:
+            return group_names(observer, topic)
     except CoordinationTopicMissing:
         return ()  # no consumer has ever run here
 

@@ -1,4 +1,4 @@
-"""Groups as objects, on the Marshal and on a topic, and Marshal.info; over a cluster in memory."""
+"""Groups as objects, and Marshal.info; over a cluster in memory."""
 
 from __future__ import annotations
 
@@ -32,12 +32,6 @@ def marshal(broker: MemoryBroker) -> Iterator[marshal_py.Marshal]:
         yield made
 
 
-@pytest.fixture(params=["marshal", "topic"])
-def owner(request: pytest.FixtureRequest, marshal: marshal_py.Marshal) -> Any:
-    """Every verb is on the context and on the topic."""
-    return marshal if request.param == "marshal" else marshal.topic("orders")
-
-
 def policy_of(group: marshal_py.Group) -> Any:
     return group.info().policy
 
@@ -46,9 +40,9 @@ def log_end(broker: MemoryBroker) -> int:
     return sum(len(partition) for partition in broker.topics["__marshal"])
 
 
-def test_a_group_from_its_creation_to_its_end(owner: Any, marshal: marshal_py.Marshal) -> None:
+def test_a_group_from_its_creation_to_its_end(marshal: marshal_py.Marshal) -> None:
     """ADR-37: JetStreamContext should also expose methods co manage consumers directly, bypassing the need to
-    get/create a stream. Of streams: Streams also allow for and managing consumers. Every verb is on both:
+    get/create a stream. Of streams: Streams also allow for and managing consumers. Every verb is on the context alone:
 
     `createConsumer(streamName, consumerConfig)`, `createConsumer(consumerConfig)`,
     `updateConsumer(streamName, consumerConfig)`, `updateConsumer(consumerConfig)`,
@@ -56,29 +50,29 @@ def test_a_group_from_its_creation_to_its_end(owner: Any, marshal: marshal_py.Ma
     `deleteConsumer(streamName, consumerName)`, `deleteConsumer(consumerName)`.
     ADR-37: "An optional operation that allows deleting the consumer."
     """
-    group = owner.create_group("billing", GREEDY, reason="a test")
+    group = marshal.create_group("billing", GREEDY, reason="a test")
     assert (group.name, policy_of(group)) == ("billing", "greedy")
     with pytest.raises(AlreadyExists, match="policy is 'greedy', which was not asked for") as caught:
-        owner.create_group("billing")
+        marshal.create_group("billing")
     assert caught.value.differences == {"policy": ("greedy", None)}
-    assert policy_of(owner.update_group("billing", GroupConfig(policy="balanced"))) == "balanced"
-    assert policy_of(owner.group("billing")) == "balanced"
+    assert policy_of(marshal.update_group("billing", GroupConfig(policy="balanced"))) == "balanced"
+    assert policy_of(marshal.group("billing")) == "balanced"
     assert marshal.groups() == ("billing",)
-    assert owner.delete_group("billing")
-    assert not owner.delete_group("billing"), "twice is once"
+    assert marshal.delete_group("billing")
+    assert not marshal.delete_group("billing"), "twice is once"
     assert marshal.groups() == ()
     with pytest.raises(GroupDeleted):
-        owner.update_group("billing", GREEDY)
-    assert policy_of(owner.create_group("billing", GREEDY)) == "greedy", "a deleted group can be created again"
+        marshal.update_group("billing", GREEDY)
+    assert policy_of(marshal.create_group("billing", GREEDY)) == "greedy", "a deleted group can be created again"
 
 
-def test_a_creation_is_a_declaration(owner: Any, broker: MemoryBroker) -> None:
+def test_a_creation_is_a_declaration(marshal: marshal_py.Marshal, broker: MemoryBroker) -> None:
     """Each replica of a service may say at its start what the group is."""
     pinned = GroupConfig(policy="pinned", priority_groups=["jobs"], delivery="at_least_once")
-    owner.create_group("billing", pinned)
+    marshal.create_group("billing", pinned)
     end = log_end(broker)
     for same in (pinned, replace(pinned, priority_timeout_s=120)):
-        assert policy_of(owner.create_group("billing", same)) == "pinned"
+        assert policy_of(marshal.create_group("billing", same)) == "pinned"
     assert log_end(broker) == end, "nothing was written"
     for other, difference in (
         (replace(pinned, priority_timeout_s=9), "priority_timeout_s is 120.0, not 9.0"),
@@ -89,85 +83,84 @@ def test_a_creation_is_a_declaration(owner: Any, broker: MemoryBroker) -> None:
         ),
     ):
         with pytest.raises(AlreadyExists, match=difference):
-            owner.create_group("billing", other)
+            marshal.create_group("billing", other)
     assert log_end(broker) == end
 
 
-def test_create_or_update(owner: Any, broker: MemoryBroker) -> None:
+def test_create_or_update(marshal: marshal_py.Marshal, broker: MemoryBroker) -> None:
     """ADR-37: `createOrUpdateConsumer(streamName, consumerConfig)` and `createOrUpdateConsumer(consumerConfig)`.
 
     It creates, changes, and writes nothing if there is nothing to change.
     """
-    owner.create_or_update_group("billing", GREEDY)
+    marshal.create_or_update_group("billing", GREEDY)
     written = log_end(broker)
     for same in (GREEDY, GroupConfig()):
-        assert policy_of(owner.create_or_update_group("billing", same)) == "greedy"
+        assert policy_of(marshal.create_or_update_group("billing", same)) == "greedy"
     assert log_end(broker) == written
-    assert policy_of(owner.create_or_update_group("billing", GroupConfig(policy="balanced"))) == "balanced"
+    assert policy_of(marshal.create_or_update_group("billing", GroupConfig(policy="balanced"))) == "balanced"
     own = GroupConfig(policy="own")
-    owner.create_or_update_group("billing", own)
+    marshal.create_or_update_group("billing", own)
     written = log_end(broker)
-    owner.create_or_update_group("billing", own)
+    marshal.create_or_update_group("billing", own)
     assert log_end(broker) == written
 
 
-def test_a_group_with_members(owner: Any, broker: MemoryBroker) -> None:
+def test_a_group_with_members(marshal: marshal_py.Marshal, broker: MemoryBroker) -> None:
     """Its policy stays; its members change, and a change that changes nothing writes nothing."""
     config = GroupConfig(policy="members", max_members=2, members=["b", "a"])
-    group = owner.create_or_update_group("billing", config)
+    group = marshal.create_or_update_group("billing", config)
     written = log_end(broker)
-    owner.create_or_update_group("billing", config)
+    marshal.create_or_update_group("billing", config)
     assert log_end(broker) == written
     group.add_members("c")
     with pytest.raises(InvalidOption, match="for its whole life"):
-        owner.update_group("billing", GREEDY)
-    owner.update_group("billing", GroupConfig(members=[], mappings={"a": [0, 1]}))
+        marshal.update_group("billing", GREEDY)
+    marshal.update_group("billing", GroupConfig(members=[], mappings={"a": [0, 1]}))
     found = group.info()
     assert (found.member_list, found.mappings) == (None, {"a": (0, 1)})
     group.delete_mappings()
     with pytest.raises(InvalidOption, match="the group has none"):
         group.delete_mappings()
-    plain = owner.create_group("plain")
+    plain = marshal.create_group("plain")
     for call in (lambda: plain.add_members("a"), lambda: plain.set_mappings({"a": [0]}), plain.delete_mappings):
         with pytest.raises(InvalidOption, match=r"^m\w+=.* is not allowed: the group has no policy in its settings"):
             call()
     with pytest.raises(InvalidOption, match=r"^no settings given: name what should change$"):
         plain.set_config()
     with pytest.raises(InvalidOption, match="never both"):
-        owner.create_group("shipping", GroupConfig(policy="blocks", max_members=1, members=["a"], mappings={"a": [0]}))
+        marshal.create_group(
+            "shipping", GroupConfig(policy="blocks", max_members=1, members=["a"], mappings={"a": [0]})
+        )
 
 
 def test_the_groups_of_a_topic(marshal: marshal_py.Marshal) -> None:
     """ADR-37: Some libraries may support chaining functionality if it aligns with their JetStream implementation
     semantics, such as `getStream(name).getConsumer(name)`.
 
-    A topic has the groups that have consumed it. A group of other topics is missing there; a new one belongs to all.
+    A topic only reads. Which groups have consumed it, the Marshal says.
     """
     marshal.create_group("new")
     with marshal.consumer("billing", ["orders"]):
         assert marshal.groups() == ("billing", "new")
-        assert (marshal.topic("orders").groups(), marshal.topic("users").groups()) == (("billing",), ())
-        users = marshal.topic("users")
-        for call in (users.group, users.delete_group, lambda name: users.update_group(name, GREEDY)):
-            with pytest.raises(GroupMissing, match="never consumed topic 'users': it consumes orders"):
-                call("billing")
-        assert users.group("new").info().topics == {}
+        assert (marshal.groups("orders"), marshal.groups("users")) == (("billing",), ())
         with pytest.raises(MembersAlive):
-            marshal.topic("orders").delete_group("billing")
-    assert marshal.topic("orders").delete_group("billing")
+            marshal.delete_group("billing")
+    assert marshal.delete_group("billing")
+    assert marshal.groups("orders") == ()
+    assert not hasattr(marshal.topic("orders"), "groups")
 
 
-def test_groups_that_nobody_created(owner: Any) -> None:
-    for call in (lambda: owner.group("nobody").info(), lambda: owner.update_group("nobody", GREEDY)):
+def test_groups_that_nobody_created(marshal: marshal_py.Marshal) -> None:
+    for call in (lambda: marshal.group("nobody").info(), lambda: marshal.update_group("nobody", GREEDY)):
         with pytest.raises(GroupMissing):
             call()
     with pytest.raises(GroupMissing):
-        owner.delete_group("nobody")
+        marshal.delete_group("nobody")
     for name in ("", "two\nlines"):
         with pytest.raises(InvalidOption, match="group"):
-            owner.group(name)
+            marshal.group(name)
         with pytest.raises(InvalidOption, match="group"):
-            owner.create_group(name, GREEDY)
+            marshal.create_group(name, GREEDY)
 
 
 @pytest.mark.parametrize("wrong", [{"policy": "dice"}, {"delivery": "twice"}, {"on_topic_recreated": "maybe"}])
@@ -176,10 +169,10 @@ def test_settings_that_no_group_can_have(wrong: dict[str, str]) -> None:
         GroupConfig(**wrong)
 
 
-def test_an_update_names_what_should_change(owner: Any) -> None:
-    owner.create_group("billing")
+def test_an_update_names_what_should_change(marshal: marshal_py.Marshal) -> None:
+    marshal.create_group("billing")
     with pytest.raises(InvalidOption, match="name what should change"):
-        owner.update_group("billing", GroupConfig())
+        marshal.update_group("billing", GroupConfig())
 
 
 def test_info(marshal: marshal_py.Marshal) -> None:

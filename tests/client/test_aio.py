@@ -69,7 +69,7 @@ async def collect(consumer: aio.AsyncConsumer[Any, Any], count: int) -> list[tup
 MISSING = {
     Consumer: set(),
     Marshal: {"planner", "connect"},  # planners are for Spark; aio.connect connects
-    Topic: {"create_group", "update_group", "create_or_update_group", "group"},  # AsyncMarshal has them
+    Topic: set(),
     Group: {"connected", "runner"},
 }
 PAIRS = [(Consumer, aio.AsyncConsumer), (Marshal, aio.AsyncMarshal), (Topic, aio.AsyncTopic), (Group, aio.AsyncGroup)]
