@@ -15,6 +15,7 @@ from marshal_py.admin.plans import impact
 from marshal_py.admin.plans.membership import Edit, with_mappings, with_members, without_mappings, without_members
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.diagnosis import TITLES
+from marshal_py.admin.views.group_state import GroupSummary
 from marshal_py.admin.views.looking import Looking
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import NOBODY, CommonOptions, command
@@ -192,11 +193,7 @@ def ls(
             looking.read(judged)
         now_ms = observer.as_of_ms
         found = [
-            {
-                **overview.summary(group),
-                **overview.signs(group, observer.signs_of(log), now_ms),
-                "not_consumed": _causes(observer, looking, log, group, now_ms),
-            }
+            overview.summary(group, observer.signs_of(log), now_ms, _causes(observer, looking, log, group, now_ms))
             for log, group in observer.groups()
             if deleted or not group.deleted
         ]
@@ -206,15 +203,15 @@ def ls(
     table = Table(box=None)
     for column in ("group", "delivery", "consumers", "owned", "partitions", "topics", "state"):
         table.add_column(column)
-    for group in found:
+    for one in found:
         table.add_row(
-            group["group"],
-            group["delivery"],
-            str(group["sessions"]),
-            str(group["owned"]),
-            str(group["partitions"]),
-            ", ".join(group["topics"]),
-            _condition(group),
+            one.group,
+            one.delivery,
+            str(one.sessions),
+            str(one.owned),
+            str(one.partitions),
+            ", ".join(one.topics),
+            _condition(one),
         )
     output.print_table(table)
 
@@ -229,22 +226,22 @@ def _causes(observer: Observer, looking: Looking, log: int, group: Group, now_ms
     return list(dict.fromkeys(one.cause for one in looking.causes(log, group, now_ms, ends, seen)))
 
 
-def _condition(group: dict[str, Any]) -> str:
+def _condition(group: GroupSummary) -> str:
     """Returns the state of a group in words: whether it is paused, whether anybody consumes, how much is parked."""
-    if group["deleted"]:
+    if group.deleted:
         return "deleted"
-    sessions, stale = group["sessions"], group["stale"]
+    sessions, stale = group.sessions, group.stale
     if not sessions:
         words = "no consumer"
     elif stale == sessions:
-        words = f"no live consumer: last heartbeat {output.ago(group['last_sign_s'])}"
+        words = f"no live consumer: last heartbeat {output.ago(group.last_sign_s or 0.0)}"
     else:
         words = f"running, {stale} of {sessions} consumers silent" if stale else "running"
-        told = [TITLES.get(cause, cause) for cause in group["not_consumed"] if cause not in ELSEWHERE]
+        told = [TITLES.get(cause, cause) for cause in group.not_consumed if cause not in ELSEWHERE]
         if told:
             words = f"not all consumed ({', '.join(told)})" + words.removeprefix("running")
-    paused = ["paused"] if group["paused"] else []
-    parked = [f"{group['parked']} partitions parked"] if group["parked"] else []
+    paused = ["paused"] if group.paused else []
+    parked = [f"{group.parked} partitions parked"] if group.parked else []
     return ", ".join([*paused, *([words] if words != "running" or not paused else []), *parked])
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.table import Table
 
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.group_info import POLICIES, MemberInfo, plain
+from marshal_py.admin.views.group_state import GroupLag, GroupState
 from marshal_py.admin.views.looking import Looking
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.cli import output
@@ -85,47 +86,45 @@ def state(
         _print(one)
 
 
-def _state(
-    observer: Observer, looking: Looking, log: int, group: Group, now_ms: int, in_cluster: bool
-) -> dict[str, Any]:
+def _state(observer: Observer, looking: Looking, log: int, group: Group, now_ms: int, in_cluster: bool) -> GroupState:
     ends = observer.ends(tp for tp in overview.partitions(group) if tp.partition >= 0)
     recreated = find_recreated(group, observer.topics)
     signs, pauses = observer.signs_of(log), looking.pause_history(log, group)
-    plain = overview.state(group, log, signs, ends, now_ms, pauses, recreated)
-    return {**plain, "notices": list(map(str, looking.causes(log, group, now_ms, ends, in_cluster)))}
+    notices = looking.causes(log, group, now_ms, ends, in_cluster)
+    return overview.state(group, log, signs, ends, now_ms, pauses, recreated, notices)
 
 
 # --- for people
 
 
-def _print(found: dict[str, Any]) -> None:
-    marks = [found["delivery"].replace("_", " ")]
-    marks += [f"policy {found['policy']}"] if found["policy"] else []
-    marks += [overview.paused(found["pause"])] if found["pause"] else []
-    marks += ["deleted"] if found["deleted"] else []
-    marks += [f"opaque from offset {found['opaque_at']} on"] if found["opaque_at"] is not None else []
-    print(f"group {found['group']}  ({', '.join(marks)}; log {found['log']})")
+def _print(found: GroupState) -> None:
+    marks = [found.delivery.replace("_", " ")]
+    marks += [f"policy {found.policy}"] if found.policy else []
+    marks += [overview.paused(found.pause)] if found.pause else []
+    marks += ["deleted"] if found.deleted else []
+    marks += [f"opaque from offset {found.opaque_at} on"] if found.opaque_at is not None else []
+    print(f"group {found.group}  ({', '.join(marks)}; log {found.log})")
     sessions = _table("session", "client", "state", "last sign of life", "interval", "claims", "witness")
-    for row in found["sessions"]:
+    for row in found.sessions:
         sessions.add_row(
-            str(row["session"]),
-            row["client_id"],
-            row["state"],
-            _ago(row["last_extended_s"]),
-            f"{row['interval_s']:g} s",
-            str(row["claims"]),
-            row["witness"] or "-",
+            str(row.session),
+            row.client_id,
+            row.state,
+            _ago(row.last_extended_s),
+            f"{row.interval_s:g} s",
+            str(row.claims),
+            row.witness or "-",
         )
-    if found["sessions"]:
+    if found.sessions:
         output.print_table(sessions)
     else:
         print("  no live session")
     partitions = _table("topic", "partition", "owner", "position", "end", "lag", "parked")
-    for row in found["partitions"]:
-        numbers = ("-" if row[name] is None else str(row[name]) for name in ("position", "end", "lag"))
-        partitions.add_row(row["topic"], str(row["partition"]), row["owner"] or "-", *numbers, row["parked"] or "-")
+    for one in found.partitions:
+        numbers = ("-" if at is None else str(at) for at in (one.position, one.end, one.lag))
+        partitions.add_row(one.topic, str(one.partition), one.owner or "-", *numbers, one.parked or "-")
     output.print_table(partitions)
-    for notice in found["notices"]:
+    for notice in found.notices:
         print(f"  ! {notice}")
 
 
@@ -164,37 +163,37 @@ def _lag(options: ReadOptions, group: str) -> None:
         require_group(observer, group)
         assert state is not None  # require_group has checked it
         ends = observer.ends(tp for tp in overview.partitions(state) if tp.partition >= 0)
-        told = list(map(str, looking.causes(log, state, observer.as_of_ms, ends)))
+        told = looking.causes(log, state, observer.as_of_ms, ends)
     recreated = find_recreated(state, observer.topics)
-    found = {**overview.lag(state, ends, rate, observer.as_of_ms, recreated), "notices": told}
+    found = overview.lag(state, ends, rate, observer.as_of_ms, recreated, told)
     if options.as_json:
         output.print_json(found)
         return
     table = Table(box=None)
     for column in ("topic", "partition", "owner", "position", "end", "lag", "per second", "time", "parked"):
         table.add_column(column)
-    for row in found["partitions"]:
-        numbers = ["-" if row[name] is None else str(row[name]) for name in ("position", "end", "lag")]
+    for row in found.partitions:
+        numbers = ["-" if one is None else str(one) for one in (row.position, row.end, row.lag)]
         table.add_row(
-            row["topic"],
-            str(row["partition"]),
-            row["owner"] or "-",
+            row.topic,
+            str(row.partition),
+            row.owner or "-",
             *numbers,
-            f"{row['per_second']:g}",
-            _duration(row["time_s"]),
-            row["parked"] or "-",
+            f"{row.per_second:g}",
+            _duration(row.time_s),
+            row.parked or "-",
         )
     output.print_table(table)
     print(f"group {group}: {_total(found)}")
-    for notice in found["notices"]:
+    for notice in found.notices:
         print(f"! {notice}")
 
 
-def _total(found: dict[str, Any]) -> str:
-    lag = "-" if found["lag"] is None else str(found["lag"])
-    unknown = f" and what {found['unknown']} partitions have, which is not known" if found["unknown"] else ""
-    parked = f", {found['parked']} partitions parked" if found["parked"] else ""
-    speed, time_ = f"{found['per_second']:g} messages per second", _duration(found["time_s"])
+def _total(found: GroupLag) -> str:
+    lag = "-" if found.lag is None else str(found.lag)
+    unknown = f" and what {found.unknown} partitions have, which is not known" if found.unknown else ""
+    parked = f", {found.parked} partitions parked" if found.parked else ""
+    speed, time_ = f"{found.per_second:g} messages per second", _duration(found.time_s)
     return f"lag {lag}{unknown}{parked}, {speed}, time {time_}"
 
 

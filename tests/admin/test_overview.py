@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -55,14 +54,14 @@ def book() -> DifferentialLog:
 def test_the_state_of_a_group(book: DifferentialLog) -> None:
     (session,) = book.group.sessions
     found = overview.state(book.group, 3, {session: 10_000}, {ONE: 150, TWO: 7}, 11_500.0)
-    json.dumps(found)
-    (shown,) = found["sessions"]
-    assert (shown["state"], shown["last_extended_s"], shown["claims"]) == ("unknown", 1.5, 1)
-    first, second = found["partitions"][:2]
-    assert (first["owner"], first["position"], first["end"], first["lag"], first["in_flight"]) == ("c", 130, 150, 20, 2)
-    assert first["version"] == first["epoch"] == book.partition().version
-    assert (second["owner"], second["position"], second["lag"], second["version"]) == (None, None, None, None)
-    assert len(found["partitions"]) == 4
+    msgspec.json.encode(found)
+    (shown,) = found.sessions
+    assert (shown.state, shown.last_extended_s, shown.claims) == ("unknown", 1.5, 1)
+    first, second = found.partitions[:2]
+    assert (first.owner, first.position, first.end, first.lag, first.in_flight) == ("c", 130, 150, 20, 2)
+    assert first.version == first.epoch == book.partition().version
+    assert (second.owner, second.position, second.lag, second.version) == (None, None, None, None)
+    assert len(found.partitions) == 4
 
 
 @pytest.mark.parametrize("topic_id", ["", "new"], ids=["shrunk", "created again"])
@@ -81,17 +80,17 @@ def test_partitions_that_a_topic_no_longer_has_are_gone(book: DifferentialLog, t
     book.must(ReleaseGroup(book.group.pause_change, NONE, 60_000, 0, 0))
     book.must(Topology(TOPIC, 2, book.group.topology_offset(TOPIC), book.group.pause_change, topic_id=topic_id))
     assert TopicPartition(TOPIC, 3) in book.group.partitions
-    shown = overview.state(book.group, 0, {}, {ONE: 0, TWO: 0}, 0.0)["partitions"]
-    assert [row["partition"] for row in shown] == [0, 1]
+    shown = overview.state(book.group, 0, {}, {ONE: 0, TWO: 0}, 0.0).partitions
+    assert [row.partition for row in shown] == [0, 1]
     assert overview.partitions(book.group) == [ONE, TWO]
     assert {at.partition for at in overview.info(book.group, None, 0, b"", None).positions} <= {0, 1}
-    assert overview.lag(book.group, {ONE: 0, TWO: 0}, ConsumptionRate(), 0)["partitions"][-1]["partition"] == 1
-    assert overview.summary(book.group)["partitions"] == 2
+    assert overview.lag(book.group, {ONE: 0, TWO: 0}, ConsumptionRate(), 0).partitions[-1].partition == 1
+    assert overview.summary(book.group).partitions == 2
 
 
 def test_a_session_whose_last_sign_lies_before_the_log(book: DifferentialLog) -> None:
-    (shown,) = overview.state(book.group, 0, {}, {}, 5.0)["sessions"]
-    assert (shown["state"], shown["last_extended_s"]) == ("unknown", None)
+    (shown,) = overview.state(book.group, 0, {}, {}, 5.0).sessions
+    assert (shown.state, shown.last_extended_s) == ("unknown", None)
 
 
 def notices(book: DifferentialLog, stopped: list[overview.Stopped]) -> list[str]:
@@ -135,14 +134,14 @@ def test_lag_and_the_time_that_it_takes(book: DifferentialLog) -> None:
             return 4.0 if tp == ONE else 0.0
 
     found = overview.lag(book.group, {ONE: 150}, Steady(), 0)
-    assert (found["lag"], found["per_second"], found["time_s"]) == (20, 4.0, 5.0)
-    assert [row["time_s"] for row in found["partitions"]] == [5.0, None, None, None]
+    assert (found.lag, found.per_second, found.time_s) == (20, 4.0, 5.0)
+    assert [row.time_s for row in found.partitions] == [5.0, None, None, None]
     still = overview.lag(book.group, {ONE: 150}, ConsumptionRate(), 0)
-    assert (still["lag"], still["time_s"]) == (20, None)
+    assert (still.lag, still.time_s) == (20, None)
     book.must(Leave(next(iter(book.group.sessions)), "bye"))
     nobody = overview.lag(book.group, {ONE: 150}, Steady(), 0)
-    assert (nobody["lag"], nobody["time_s"]) == (20, None), "without an owner the position does not move"
+    assert (nobody.lag, nobody.time_s) == (20, None), "without an owner the position does not move"
     unknown = overview.lag(book.group, {}, Steady(), 0)
-    assert (unknown["lag"], unknown["time_s"]) == (None, None), "what is not known takes no 0 s"
+    assert (unknown.lag, unknown.time_s) == (None, None), "what is not known takes no 0 s"
     done = overview.lag(book.group, {ONE: 130}, ConsumptionRate(), 0)
-    assert (done["lag"], done["time_s"]) == (0, 0.0)
+    assert (done.lag, done.time_s) == (0, 0.0)

@@ -11,10 +11,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from marshal_py import GroupConfig
 from marshal_py.admin.examination import Examination
+from marshal_py.admin.views.group_state import GroupSummary
 from marshal_py.cli import doctor, groups, options
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.driver import loop
@@ -384,7 +386,8 @@ def test_the_list_of_groups_says_so_too(cause: str, monkeypatch: pytest.MonkeyPa
             (found,) = Shell("none:1").json("groups", "ls", "--deleted")
             assert cause in found["not_consumed"], found
             if not found["deleted"] and found["sessions"] and not found["parked"]:
-                assert "running" not in groups._condition(found), groups._condition(found)
+                words = groups._condition(msgspec.convert(found, GroupSummary))
+                assert "running" not in words, words
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -114,8 +114,8 @@ def test_a_consumer_with_only_parked_partitions_says_so(memory: MemoryTestCluste
             assert background.error is None
         state = marshal._loop.worlds[consumer._driver.log].groups[group]
         ends = {TopicPartition(topic, 0): MESSAGES}
-        (row,) = overview.state(state, 0, {}, ends, 0.0)["partitions"]
-        assert (row["parked"], row["position"], row["end"], row["lag"]) == (BEYOND, POSITION, MESSAGES, None)
+        (row,) = overview.state(state, 0, {}, ends, 0.0).partitions
+        assert (row.parked, row.position, row.end, row.lag) == (BEYOND, POSITION, MESSAGES, None)
         (one,) = overview.stopped(state, {}, ends)
         assert f"position {POSITION}, end {MESSAGES}" in str(one.error)
 
@@ -181,8 +181,8 @@ def test_a_refused_partition_stops_no_consumer_and_one_that_may_read_nothing_get
             until(lambda: len(background.seen) == 3, "the other one goes on")
             assert background.error is None
             state = marshal._loop.worlds[consumer._driver.log].groups[group]
-            rows = overview.state(state, 0, {}, {TopicPartition(topic, 0): 7}, 0.0)["partitions"]
-            assert {row["lag"] for row in rows if row["topic"] == topic} == {7}, "the position is as good as ever"
+            rows = overview.state(state, 0, {}, {TopicPartition(topic, 0): 7}, 0.0).partitions
+            assert {row.lag for row in rows if row.topic == topic} == {7}, "the position is as good as ever"
             refuse(consumer, TopicPartition(other, 0))
             until(lambda: background.error, "nothing is left")
             assert isinstance(background.error, PartitionError)

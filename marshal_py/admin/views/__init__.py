@@ -5,6 +5,7 @@ from typing import Final
 DOORS: Final = (
     "diagnosis",
     "group_info",
+    "group_state",
     "looking",
     "overview",
     "pause_history",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from marshal_py.admin.views import pins
@@ -13,6 +13,14 @@ from marshal_py.admin.views.group_info import (
     PauseInfo,
     PositionInfo,
     SettingsOrigin,
+)
+from marshal_py.admin.views.group_state import (
+    GroupLag,
+    GroupState,
+    GroupSummary,
+    PartitionLag,
+    PartitionState,
+    SessionState,
 )
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, partitions_of
@@ -32,20 +40,26 @@ from marshal_py.protocol.wire.records import BEYOND_END, LAG_UNKNOWN, MODE_NAMES
 SKEW_MS: Final = 2_000  # a smaller difference may be a record's latency
 
 
-def summary(group: Group) -> dict[str, Any]:
-    """Returns the facts about a group that fit into one line of a list of groups."""
-    return {
-        "group": group.name,
-        "delivery": MODE_NAMES[group.mode],
-        "sessions": len(group.sessions),
-        "topics": sorted(group.topics),
-        "partitions": sum(topic.count for topic in group.topics.values()),
-        "owned": sum(p.tp.partition >= 0 for p in group.claims.values()),
-        "parked": len(parked(group)),
-        "paused": group.paused,
-        "deleted": group.deleted,
-        "opaque": group.opaque_at != NONE,
-    }
+def summary(
+    group: Group, extended_ms: Mapping[int, int] | None = None, now_ms: float = 0, not_consumed: Iterable[str] = ()
+) -> GroupSummary:
+    """Returns a group in one line. A session restored from a snapshot is missing in `extended_ms`."""
+    found = [_session(session, (extended_ms or {}).get(session.id), now_ms) for session in group.sessions.values()]
+    return GroupSummary(
+        group=group.name,
+        delivery=MODE_NAMES[group.mode],
+        sessions=len(group.sessions),
+        topics=tuple(sorted(group.topics)),
+        partitions=sum(topic.count for topic in group.topics.values()),
+        owned=sum(p.tp.partition >= 0 for p in group.claims.values()),
+        parked=len(parked(group)),
+        paused=group.paused,
+        deleted=group.deleted,
+        opaque=group.opaque_at != NONE,
+        stale=sum(one.state == "stale" for one in found),
+        last_sign_s=min((one.last_extended_s for one in found if one.last_extended_s is not None), default=None),
+        not_consumed=tuple(not_consumed),
+    )
 
 
 def parked(group: Group) -> dict[TopicPartition, str]:
@@ -157,8 +171,19 @@ def info(
     settings = {**settings_of(config), **partitioned(group, config), "members": members(group)}
     if policy_of(config).priority:
         settings["priority_groups"] = pins.entries(group, incarnation, pinned_ms)
+    line = summary(group)
     return GroupInfo(
-        **{**summary(group), "topics": counts, **settings},
+        **settings,
+        group=line.group,
+        delivery=line.delivery,
+        sessions=line.sessions,
+        topics=counts,
+        partitions=line.partitions,
+        owned=line.owned,
+        parked=line.parked,
+        paused=line.paused,
+        deleted=line.deleted,
+        opaque=line.opaque,
         policy=config.policy or None,
         pause=pause(group, pause_history, wall_ms),
         on_topic_recreated=config.on_topic_recreated or None,
@@ -276,14 +301,6 @@ def liveness(age_s: float | None, interval_s: float) -> str:
     return "fresh" if age_s < interval_s else "unknown" if age_s <= EVICT_INTERVALS * interval_s else "stale"
 
 
-def signs(group: Group, extended_ms: Mapping[int, int], now_ms: float) -> dict[str, Any]:
-    """Returns `stale`, how many sessions were silent for two intervals, and `last_sign_s`, how long ago any gave a
-    sign. A session restored from a snapshot is missing in `extended_ms`."""
-    found = [_session(session, extended_ms.get(session.id), now_ms) for session in group.sessions.values()]
-    ages_s = [one["last_extended_s"] for one in found if one["last_extended_s"] is not None]
-    return {"stale": sum(one["state"] == "stale" for one in found), "last_sign_s": min(ages_s, default=None)}
-
-
 def partitions(group: Group) -> list[TopicPartition]:
     """Returns every partition that the group could own, and claims on topics or the group (partition -1), even ended
     ones."""
@@ -299,66 +316,68 @@ def state(
     now_ms: float,
     pause_history: PauseHistory | None = None,
     recreated: Collection[str] = (),
-) -> dict[str, Any]:
+    notices: Iterable[object] = (),
+) -> GroupState:
     """Returns what log, cluster and clock say about a group, as `marshal state` shows it. `extended_ms`: of each
     session's last sign; `ends`: of data partitions; `recreated`: topics with another id."""
     config = group.config
-    return {
-        "group": group.name,
-        "log": log,
-        "delivery": MODE_NAMES[group.mode],
-        "policy": (config.policy if config is not None else "") or None,
-        "deleted": group.deleted,
-        "opaque_at": group.opaque_at if group.opaque_at != NONE else None,
-        "pause": pause(group, pause_history, round(now_ms)),
-        "sessions": [
+    return GroupState(
+        group=group.name,
+        log=log,
+        delivery=MODE_NAMES[group.mode],
+        policy=(config.policy if config is not None else "") or None,
+        deleted=group.deleted,
+        opaque_at=group.opaque_at if group.opaque_at != NONE else None,
+        pause=pause(group, pause_history, round(now_ms)),
+        sessions=tuple(
             _session(session, extended_ms.get(session.id), now_ms)
             for session in sorted(group.sessions.values(), key=lambda session: session.id)
-        ],
-        "partitions": [_partition(group, tp, ends.get(tp), recreated) for tp in partitions(group)],
-    }
+        ),
+        partitions=tuple(_partition(group, tp, ends.get(tp), recreated) for tp in partitions(group)),
+        notices=tuple(map(str, notices)),
+    )
 
 
-def _session(session: Session, extended_ms: int | None, now_ms: float) -> dict[str, Any]:
+def _session(session: Session, extended_ms: int | None, now_ms: float) -> SessionState:
     interval_s = session.join.interval_ms / 1000
     age_s = _age_s(extended_ms, now_ms)
-    return {
-        "session": session.id,
-        "client_id": session.join.client_id,
-        "member": session.join.member or None,
-        "state": liveness(age_s, interval_s),
-        "last_extended_s": age_s,
-        "interval_s": interval_s,
-        "delivery": MODE_NAMES[session.join.mode],
-        "topics": list(session.join.topics),
-        "claims": session.held,
-        "witness": session.join.witness or None,
-        "stepped_down": session.mark != NONE,
-        "library": session.join.library,
-        "reads_version": session.join.reads_version,
-    }
+    return SessionState(
+        session=session.id,
+        client_id=session.join.client_id,
+        member=session.join.member or None,
+        state=liveness(age_s, interval_s),
+        last_extended_s=age_s,
+        interval_s=interval_s,
+        delivery=MODE_NAMES[session.join.mode],
+        topics=session.join.topics,
+        claims=session.held,
+        witness=session.join.witness or None,
+        stepped_down=session.mark != NONE,
+        library=session.join.library,
+        reads_version=session.join.reads_version,
+    )
 
 
-def _partition(group: Group, tp: TopicPartition, end: int | None, recreated: Collection[str]) -> dict[str, Any]:
+def _partition(group: Group, tp: TopicPartition, end: int | None, recreated: Collection[str]) -> PartitionState:
     known = group.partitions.get(tp)
     owned = known is not None and known.owner != NONE
     position = known.position if known is not None and known.position != NONE else None
     why = known.parked if known is not None else ""
     unknown = end is None or position is None or position > end or why in LAG_UNKNOWN or tp.topic in recreated
-    return {
-        "topic": tp.topic,
-        "partition": tp.partition,
-        "owner": group.sessions[known.owner].join.client_id if known is not None and owned else None,
-        "session": known.owner if known is not None and owned else None,
-        "epoch": known.epoch if known is not None and owned else None,
-        "position": position,
-        "generation": known.generation if known is not None else 0,
-        "version": known.version if known is not None and known.version != NONE else None,
-        "in_flight": known.in_flight if known is not None else 0,
-        "end": end,
-        "lag": None if unknown or end is None or position is None else end - position,
-        "parked": why or None,
-    }
+    return PartitionState(
+        topic=tp.topic,
+        partition=tp.partition,
+        owner=group.sessions[known.owner].join.client_id if known is not None and owned else None,
+        session=known.owner if known is not None and owned else None,
+        epoch=known.epoch if known is not None and owned else None,
+        position=position,
+        generation=known.generation if known is not None else 0,
+        version=known.version if known is not None and known.version != NONE else None,
+        in_flight=known.in_flight if known is not None else 0,
+        end=end,
+        lag=None if unknown or end is None or position is None else end - position,
+        parked=why or None,
+    )
 
 
 def lag(
@@ -367,7 +386,8 @@ def lag(
     rate: ConsumptionRate,
     now_ms: int,
     recreated: Collection[str] = (),
-) -> dict[str, Any]:
+    notices: Iterable[object] = (),
+) -> GroupLag:
     """Returns the lag per partition and in total, and `time_s` to catch up at the last minute's speed, None where
     nothing moves or nobody owns it. A lag is None without a position or an end, beyond the end, after lost records, and
     for topics created again; `unknown` counts these, and the total leaves them out."""
@@ -375,20 +395,21 @@ def lag(
     for tp in partitions(group):
         if tp.partition >= 0:
             row = _partition(group, tp, ends.get(tp), recreated)
-            speed = rate.per_second(group.name, tp, now_ms)
-            behind = row["lag"]
-            moves = speed > 0 and row["owner"] is not None
+            speed, behind = rate.per_second(group.name, tp, now_ms), row.lag
+            moves = speed > 0 and row.owner is not None
             time_s = None if behind is None else 0.0 if not behind else round(behind / speed, 1) if moves else None
-            names = ("topic", "partition", "owner", "position", "end", "lag", "parked")
-            rows.append({**{name: row[name] for name in names}, "per_second": round(speed, 1), "time_s": time_s})
-    known = [row for row in rows if row["lag"] is not None]
-    times = [row["time_s"] for row in known]
-    return {
-        "group": group.name,
-        "lag": sum(row["lag"] for row in known) if known or not rows else None,
-        "unknown": len(rows) - len(known),
-        "parked": sum(row["parked"] is not None for row in rows),
-        "per_second": round(sum(row["per_second"] for row in rows), 1),
-        "time_s": None if None in times or (rows and not known) else max(times, default=0.0),
-        "partitions": rows,
-    }
+            facts = (row.topic, row.partition, row.owner, row.position, row.end, behind, row.parked)
+            rows.append(PartitionLag(*facts, round(speed, 1), time_s))
+    known = [row.lag for row in rows if row.lag is not None]
+    times = [row.time_s for row in rows if row.lag is not None]
+    moving = [time_s for time_s in times if time_s is not None]
+    return GroupLag(
+        group=group.name,
+        lag=sum(known) if known or not rows else None,
+        unknown=len(rows) - len(known),
+        parked=sum(row.parked is not None for row in rows),
+        per_second=round(sum(row.per_second for row in rows), 1),
+        time_s=None if None in times or (rows and not known) else max(moving, default=0.0),
+        partitions=tuple(rows),
+        notices=tuple(map(str, notices)),
+    )
