@@ -233,6 +233,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         retry_on: type[Exception] | Iterable[type[Exception]] = Exception,
         after_dead_letter: AfterDeadLetter = "continue",
         window: int = WINDOW,
+        timeout_s: None = None,
     ) -> Process[K_co, V_co]:
         """Handles messages in parallel, without an end: `workers` threads call `handler(message)`.
 
@@ -252,9 +253,14 @@ class Consumer(Membership, Generic[K_co, V_co]):
         of each partition at most its share of the option `prefetch_bytes` waits.
 
         A consumer has one process or consume at a time, and no `fetch`, `next` or iteration beside it. Raises
-        ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption, NeedsAtLeastOnce.
+        ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption, NeedsAtLeastOnce. `timeout_s` is of asyncio alone.
         """
         check_plain("handler", handler, AWAIT_IT)
+        if timeout_s is not None:
+            rule = (
+                "left out: nothing can end a thread; the consumer of marshal_py.aio has it, and see handler_timeout_s"
+            )
+            raise InvalidOption("timeout_s", timeout_s, rule)
         settings = check_settings(
             self._member.name,
             self._queue.options,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 from marshal_py import Consumer, Message, Process, Reject, Retry
 from marshal_py.client.process.processing import Processing
-from marshal_py.errors import ConcurrentUse, InvalidOption, NeedsAtLeastOnce, ReentrantCall
+from marshal_py.errors import ConcurrentUse, ConsumerClosed, InvalidOption, NeedsAtLeastOnce, ReentrantCall
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, joined, owns, positions, until
 
 
@@ -223,6 +224,32 @@ def test_an_error_that_is_not_retried_ends_it_and_gives_the_message_back(memory:
             work.wait(DEADLINE_S)
         assert (work.closed, work.stats().waiting) == (True, 0)
         assert [message.offset for message in consumer.fetch(3, min_messages=3)] == [0, 1, 2]
+
+
+def test_a_failure_is_logged_once_a_minute_per_cause(
+    memory: MemoryTestCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = fill(memory, 20, keys=None)
+
+    def fail(message: Message) -> None:
+        if message.delivery_count > 2:
+            return
+        if message.offset % 2:
+            raise ValueError(f"no amount in {message.offset}")
+        raise ConnectionError("the database is down")
+
+    with (
+        caplog.at_level(logging.INFO, "marshal_py"),
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(fail, retry=Retry(first_s=0.01, jitter=0.0)) as work,
+    ):
+        until(lambda: work.stats().finished == 20, "all are handled at the third delivery")
+        failed = [event for event in consumer.events() if event.kind == "handler_failed"]
+    assert len(failed) == 40
+    lines = [record for record in caplog.records if "fail" in record.getMessage()]
+    assert [record.levelno for record in lines] == [logging.ERROR] * 2
+    assert {record.exc_info[0] for record in lines if record.exc_info} == {ValueError, ConnectionError}
 
 
 def test_a_process_that_begins_after_another_waits_for_what_was_given_back(memory: MemoryTestCluster) -> None:
@@ -553,6 +580,28 @@ def test_the_end_of_the_consumer_is_its_end(memory: MemoryTestCluster, end: str)
             assert left == sorted(left)
 
 
+def test_a_stop_says_for_how_many_handlers_it_waits(
+    memory: MemoryTestCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, hold = fill(memory, 3, keys=3), threading.Event()
+
+    def slow(message: Message) -> None:
+        assert hold.wait(DEADLINE_S)
+
+    with caplog.at_level(logging.INFO, "marshal_py"), memory.connect() as marshal:
+        consumer = joined(marshal, memory.group(), [topic])
+        work = consumer.process(slow, workers=2)
+        until(lambda: work.stats().working == 2, "two handlers run")
+        work.stop(timeout_s=0)
+        consumer.stop(timeout_s=0)
+        with pytest.raises(ConsumerClosed):
+            consumer.fetch()
+        hold.set()
+        assert work.wait(DEADLINE_S)
+    lines = [record.getMessage() for record in caplog.records if "handlers" in record.getMessage()]
+    assert [line.partition(": ")[2] for line in lines] == ["process ends, and waits for 2 handlers"]
+
+
 def test_it_stands_alone(memory: MemoryTestCluster) -> None:
     topic = fill(memory, 1, keys=1)
     with (
@@ -584,6 +633,7 @@ async def _coroutine(message: Message) -> None: ...
         ({"retry_on": KeyboardInterrupt}, "retry_on"),
         ({"handler": _coroutine}, "handler"),
         ({"handler": None}, "handler"),
+        ({"timeout_s": 3}, "timeout_s"),
     ],
 )
 def test_bad_input_is_refused(memory: MemoryTestCluster, given: dict[str, Any], names: str) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 from msgspec import structs
 
 from marshal_py.client.connection.context import Context
-from marshal_py.client.connection.threads import Ask, Tasks, TaskSteps, UserCallbacks
+from marshal_py.client.connection.threads import Ask, Repeats, Tasks, TaskSteps, UserCallbacks
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.fetched_claims import FetchedClaims
 from marshal_py.client.driver import divergence_report
@@ -102,6 +102,7 @@ class ConsumerDriver:
         self.dropped: Callable[[], None] | None = None
         self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
         self._event_log = EventLog(context.logger)
+        self.handler_failures: Repeats = Repeats(context.monotonic)  # causes that were logged; with the lock held
         self._unserved = UnservedWatch()
         self._user_callbacks = UserCallbacks(options, context.callbacks.submit, self.claim_info)
         self.prefetching: set[TopicPartition] = set()  # fetched ahead, and no message has come yet

@@ -134,6 +134,7 @@ class Processing(Generic[K_co, V_co]):
         self.changed: threading.Condition = threading.Condition(threading.Lock())
         self.over: bool = False
         self.draining: bool = False
+        self._halted = False
         self.error: BaseException | None = None  # of the handler or the key function, which ends it
         self._driver, self._queue, self._draw = driver, queue, draw
         self._context, self._monotonic = driver.context, driver.context.monotonic
@@ -361,10 +362,16 @@ class Processing(Generic[K_co, V_co]):
             put_back(message)
 
     def halt(self) -> None:
-        """Begins with no more messages."""
+        """Begins with no more messages, and tells once for how many handlers it waits."""
         with self.changed:
-            self.over = True
+            working = 0 if self._halted else self._lanes.working
+            self.over = self._halted = True
             self.changed.notify_all()
+        if working:
+            name = self._driver.member.name
+            self._context.logger.info(
+                "group %s: process ends, and waits for %d handlers", name, working, extra={"marshal_group": name}
+            )
 
     def close(self) -> None:
         """Begins with no more messages, and gives back what waits. The consume has been told to end."""

@@ -52,10 +52,10 @@ def iterator_of(receive: Callable[[Reader], T]) -> T:
 
 
 def report_failure(driver: ConsumerDriver, message: Message[Any, Any], error: BaseException) -> None:
-    """Logs that a handler raised `error`, and publishes the event `handler_failed`."""
+    """Publishes that a handler raised `error`, as the event `handler_failed`, and logs it once a minute per cause."""
     member, place = driver.member, (message.topic, message.partition, message.offset)
-    logger.error("group %s: a handler failed on %s:%d at offset %d", member.name, *place, exc_info=error)
     with driver.context.outbox, driver.context.lock:
+        due = driver.handler_failures.due(_cause(error))
         driver.publish(
             Advisory(
                 "handler_failed",
@@ -70,6 +70,16 @@ def report_failure(driver: ConsumerDriver, message: Message[Any, Any], error: Ba
                 log=driver.log,
             )
         )
+    if due:
+        logger.error("group %s: a handler failed on %s:%d at offset %d", member.name, *place, exc_info=error)
+
+
+def _cause(error: BaseException) -> str:
+    """Returns the kind of an error and the line that raised it: its text may name the message."""
+    at, where = error.__traceback__, ""
+    while at is not None:
+        where, at = f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}", at.tb_next
+    return f"{type(error).__qualname__} {where}"
 
 
 class Consuming(Generic[K_co, V_co]):

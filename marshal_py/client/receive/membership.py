@@ -130,6 +130,8 @@ class Membership:
         self._context.check_call("Consumer", call.verb, waits=True)
         me = self.identify()
         with self._entry:
+            if self._ending.reason:  # first: a thread of a consume may be inside until it has seen the end
+                self._ending.raise_if_ended()
             if self._user is not None and self._user != me:
                 raise ConcurrentUse(call.verb, self.caller)
             if self._inside is not None:

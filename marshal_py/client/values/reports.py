@@ -88,8 +88,8 @@ class EventLog:
     def add(self, advisories: Sequence[Advisory]) -> None:
         """Takes the advisories of one step of the consumer. Their `time_ms` must be set."""
         for one in advisories:
-            if not self._logger.isEnabledFor(_level(one)):
-                continue
+            if one.kind == "handler_failed" or not self._logger.isEnabledFor(_level(one)):
+                continue  # the former are logged with their traceback (consuming.py)
             if one.kind not in TOGETHER or (self._held and one.time_ms - self._held[0].time_ms >= HELD_MS):
                 self.flush()
             self._held.append(one)
