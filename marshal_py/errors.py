@@ -423,7 +423,7 @@ class BadRequest(CallerError):
     rule: str
     status: int = 408
 
-    _TEXT = "bad request ({status}): {rule}"
+    _TEXT = "the topic cannot be asked so: {rule}"
 
 
 class MessageNotFound(CallerError, KeyError):

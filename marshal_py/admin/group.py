@@ -8,6 +8,7 @@ Each call reads the group's log to its end, over a connection of its own or of `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any, Final, NamedTuple
@@ -66,6 +67,12 @@ class Paused(NamedTuple):
     duration_s: float
     released: list[TopicPartition]
     evicted: list[int]
+
+
+def _duration_s(duration_s: object) -> float:
+    if not isinstance(duration_s, int | float) or isinstance(duration_s, bool) or not math.isfinite(duration_s):
+        raise InvalidOption("duration_s", duration_s, "a number of seconds")
+    return duration_s
 
 
 class Group:
@@ -339,7 +346,7 @@ class Group:
         may use is replaced by this one. Raises AdminBusy, AdminGaveUp, InvalidOption.
         """
         with self.runner() as runner:
-            duration_ms = None if duration_s is None else round(duration_s * 1000)
+            duration_ms = None if duration_s is None else round(_duration_s(duration_s) * 1000)
             plan = PausePlan(
                 runner.context,
                 reason=reason,

@@ -90,6 +90,8 @@ def _explain(options: ReadOptions, group: str, partition: str, cut: Cut, begin: 
     with _reader(group, options) as reader:
         found = reader.explain(tp, cut, count, reader.offset_of(begin))
         way_back = reader.way_back() if reader.began_at else ""
+    if cut.offset is not None and cut.offset > found.at_offset:
+        output.say(f"the group's log ends at offset {found.at_offset}, so this is as of now")
     if not found.known and found.deleted:
         raise output.CommandFailed(f"{GroupDeleted(group)}; as it was before: --at {max(found.causes) - 1}")
     if not found.known:
@@ -286,7 +288,7 @@ def _cut(text: str) -> Cut:
         return Cut(offset=found.number)
     if found is not None and (at := moment_ms(found, time.time_ns() // 1_000_000)) is not None:
         return Cut(time_ms=at)
-    raise typer.BadParameter(f"{text!r} is no ISO-8601 time and no offset")
+    raise typer.BadParameter(f'{text!r} is no ISO-8601 time, no time like "1m ago", and no offset')
 
 
 def _standing(standing: Standing) -> dict[str, Any]:

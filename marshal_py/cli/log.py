@@ -110,7 +110,11 @@ def dump(
         elif path is None:
             archive.dump(observer, sys.stdout.buffer, group, options.as_json)
         else:
-            with path.open("wb") as file:
+            try:
+                file = path.open("wb")
+            except OSError as error:
+                raise output.CommandFailed(f"{str(path)!r} cannot be written: {error.strerror}") from error
+            with file:
                 count = archive.dump(observer, file, group, options.as_json)
             options.print_result({"file": str(path), "records": count}, f"{count} records in {path}")
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -24,10 +25,10 @@ from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import output
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.values.options import COORDINATION_TOPIC, check_topics
-from marshal_py.errors import first_of
+from marshal_py.client.values.position_text import moment_of
+from marshal_py.errors import InvalidOption, first_of
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.wire.identity import NONE
-from marshal_py.topics.request import epoch_ms
 from marshal_py.transport.dump import memory_transport
 from marshal_py.transport.kafka import KafkaTransport
 
@@ -38,10 +39,9 @@ _PARAMETER: Final = "options"
 def check_time(text: str | None) -> str | None:
     """Returns the text of a TIME option unchanged. Any text that is no time ends in exit code 2."""
     try:
-        if text is not None:
-            epoch_ms(text)
+        since_of(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is no time like 2026-01-31T12:00:00Z") from error
+        raise typer.BadParameter(f'{text!r} is no time like 2026-01-31T12:00:00Z or "1m ago"') from error
     return text
 
 
@@ -69,7 +69,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Since = Annotated[
     str | None,
     typer.Option(
-        "--since", metavar="TIME", callback=check_time, help="Only from then on: ISO-8601, UTC without a zone."
+        "--since",
+        metavar="TIME",
+        callback=check_time,
+        help='Only from then on: ISO-8601, UTC without a zone; or "1m ago".',
     ),
 ]
 DumpFile = Annotated[
@@ -97,8 +100,16 @@ class CommonOptions:
         return settings_of(self.bootstrap_servers, self.command_config)
 
     def transport(self) -> KafkaTransport:
-        """Connects to the cluster. Raises ClusterUnreachable if it does not answer."""
-        return KafkaTransport(self.settings(), CONNECT_TIMEOUT_S)
+        """Connects to the cluster. Raises ClusterUnreachable if it does not answer. Raises CommandFailed for
+        a wrong line in the file of --command-config."""
+        try:
+            return KafkaTransport(self.settings(), CONNECT_TIMEOUT_S)
+        except InvalidOption as error:
+            key = error.value if error.option == "settings" else error.option
+            for number, line in _lines(self.command_config):
+                if line.partition("=")[0].strip() == key:
+                    raise output.CommandFailed(f"{self.command_config}:{number}: {key}: {error.rule}") from error
+            raise
 
     def observer(self) -> Observer:
         """Returns a reader of the cluster's coordination topic."""
@@ -213,15 +224,21 @@ def read_properties(path: Path) -> dict[str, str]:
     """Reads a file with `key=value` on each line. Empty lines, and lines that begin with # or !, are left out. For any
     other line the command ends with exit code 2."""
     found = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        text = line.strip()
-        if not text or text[0] in "#!":
-            continue
+    for number, text in _lines(path):
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise typer.BadParameter(f"{path}:{number}: expected key=value")
         found[key.strip()] = value.strip()
     return found
+
+
+def _lines(path: Path | None) -> Iterator[tuple[int, str]]:
+    """Yields the lines of a properties file that say something, with their numbers."""
+    lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if text and text[0] not in "#!":
+            yield number, text
 
 
 def require_group(observer: Observer, group: str | None, wait: bool = False) -> None:
@@ -239,8 +256,8 @@ def require_group(observer: Observer, group: str | None, wait: bool = False) -> 
 
 
 def since_of(text: str | None) -> int | None:
-    """Returns the ms since 1970 that a TIME option names."""
-    return None if text is None else epoch_ms(text)
+    """Returns the ms since 1970 that a TIME option names. Raises ValueError."""
+    return None if text is None else moment_of(text, time.time_ns() // 1_000_000)
 
 
 def say_where_it_begins(observer: Observer) -> None:

@@ -190,8 +190,8 @@ def _lag(options: ReadOptions, group: str) -> None:
 
 
 def _total(found: GroupLag) -> str:
-    lag = "-" if found.lag is None else str(found.lag)
-    unknown = f" and what {found.unknown} partitions have, which is not known" if found.unknown else ""
+    lag = "unknown" if found.lag is None else str(found.lag)
+    unknown = f" (without {found.unknown} partitions, whose lag is unknown)" if found.unknown else ""
     parked = f", {found.parked} partitions parked" if found.parked else ""
     speed, time_ = f"{found.per_second:g} messages per second", _duration(found.time_s)
     return f"lag {lag}{unknown}{parked}, {speed}, time {time_}"

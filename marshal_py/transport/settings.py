@@ -120,7 +120,14 @@ def from_user(servers: str | Mapping[str, Any]) -> Settings:
         scheme, there, _ = server.strip().rpartition("://")
         if there and scheme.upper() not in PROTOCOLS:
             raise InvalidOption("bootstrap.servers", server.strip(), "host:port of a broker, no other address")
+        host, colon, port = server.strip().rpartition(":")
+        if colon and ":" not in host.rpartition("://")[2].rpartition("]")[2] and not _is_port(port):
+            raise InvalidOption("bootstrap.servers", server.strip(), f"host:port, and {port!r} is no number of a port")
     return checked(given)
+
+
+def _is_port(text: str) -> bool:
+    return text.endswith("]") or (text.isdecimal() and 0 < int(text) < 65_536)  # an IPv6 address may have no port
 
 
 def checked(given: Settings) -> Settings:

@@ -168,6 +168,8 @@ def test_a_live_group_is_moved_and_sees_everything_again(servers: dict[str, Any]
 def test_a_pause_and_its_rights(servers: dict[str, Any]) -> None:
     with at_work(servers) as context:
         alice, bob = front(servers, context.group), front(servers, context.group, "bob")
+        with pytest.raises(InvalidOption, match="duration_s='60'"):
+            alice.pause("60")  # type: ignore[arg-type]
         paused = alice.pause(60, "lunch")
         assert len(paused.released) == PARTITIONS
         assert alice.info().owned == 0

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from marshal_py.admin.views import overview
+from marshal_py.admin.views.group_info import PauseInfo
 from marshal_py.admin.views.recreated_topics import RecreatedTopic
 from marshal_py.history.consumption_rate import ConsumptionRate
 from marshal_py.protocol.member.waiting import Facts, standstills
@@ -145,3 +146,10 @@ def test_lag_and_the_time_that_it_takes(book: DifferentialLog) -> None:
     assert (unknown.lag, unknown.time_s) == (None, None), "what is not known takes no 0 s"
     done = overview.lag(book.group, {ONE: 130}, ConsumptionRate(), 0)
     assert (done.lag, done.time_s) == (0, 0.0)
+
+
+def test_a_pause_whose_time_is_over_says_who_ends_it() -> None:
+    pause = PauseInfo(token=7, duration_s=60, by=None, reason=None, left_s=0.0)
+    assert overview.paused(pause) == (
+        "paused for 60 s, which are over: a consumer ends the pause, once one is there, token 7"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,21 @@ FACTS = Facts({A: Bounds(10, 100), B: Bounds(0, 0)}, {A: 44}, {A: 60})
 
 def resolved(to: str | int | None, tp: TopicPartition, shift_by: int | None = None) -> int:
     return resolve(target_of(to, shift_by, GROUP), [tp], POSITIONS, FACTS)[tp]
+
+
+def test_an_int_is_an_offset_and_a_datetime_is_refused_with_its_text() -> None:
+    assert parse(5) == parse("5") == (Point("offset", 5), {})
+    with pytest.raises(InvalidOption, match="'2025-01-31T00:00:00'"):
+        parse(datetime(2025, 1, 31))  # what people write
+
+
+def test_errors_name_what_was_given(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.csv"
+    empty.write_text("topic,partition,offset\n", encoding="utf-8")
+    with pytest.raises(InvalidOption, match=r"empty\.csv.*names no partition"):
+        parse(str(empty), "to")
+    with pytest.raises(InvalidOption, match=r"committed:blue.*of group 'blue'.*committed:blue\|earliest"):
+        resolved("committed:blue", B)
 
 
 @pytest.mark.parametrize(

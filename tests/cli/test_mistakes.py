@@ -92,6 +92,42 @@ def test_a_start_that_cannot_be_is_told_before_a_cluster_is_waited_for(start: st
     assert line.startswith("marshal: --start ")
 
 
+@pytest.mark.parametrize("servers", ["localhost:http", "localhost:0", "a:1,b:70000", "SSL://b:x"])
+def test_a_port_that_is_none_is_refused_before_a_cluster_is_waited_for(servers: str) -> None:
+    assert "is no number of a port" in refused(Shell(servers), "state", "billing")
+
+
+def test_a_wrong_line_of_the_settings_file_is_named(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("# ours\n\nno.such.key = 1\n", encoding="utf-8")
+    line = refused(shell, "state", "billing", "--command-config", str(file))
+    assert line.startswith(f"marshal: {file}:3: no.such.key: ")
+
+
+def test_files_that_are_not_there(shell: Shell, tmp_path: Path) -> None:
+    missing = tmp_path / "missing" / "x"
+    assert f"{str(missing)!r} cannot be written: " in refused(shell, "log", "dump", "--output", str(missing))
+    assert "No such file" in refused(shell, "state", "billing", "--dump", str(missing))
+
+
+def test_a_time_is_written_as_iso_text_or_as_ago(shell: Shell) -> None:
+    assert shell.run("advisories", "billing", "--since", "1h ago").stdout.strip()
+    for command in (("advisories", "billing", "--since", "1h"), ("explain", "billing", "orders:0", "--at", "1h")):
+        assert '"1m ago"' in shell.run(*command).stderr
+
+
+def test_an_offset_beyond_the_log_is_said_to_be_now(shell: Shell) -> None:
+    beyond = shell.run("explain", "billing", "orders:0", "--at", "5000000")
+    assert (beyond.exit_code, "so this is as of now" in beyond.stderr) == (0, True)
+    last = shell.json("explain", "billing", "orders:0")["at_offset"]
+    assert "as of now" not in shell.run("explain", "billing", "orders:0", "--at", str(last)).stderr
+
+
+def test_a_number_of_members_that_was_not_given_is_asked_for(shell: Shell) -> None:
+    line = refused(shell, "groups", "create", "shares", "--policy", "members", "--yes")
+    assert line.startswith("marshal: no --max-members given: ")
+
+
 @pytest.mark.parametrize("command", GROUP, ids=" ".join)
 def test_a_group_that_is_not_there(shell: Shell, command: tuple[str, ...]) -> None:
     line = refused(shell, *command)

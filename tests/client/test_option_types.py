@@ -39,7 +39,8 @@ WRONG: dict[str, tuple[Any, ...]] = {
         (3, "print", True, [print], coroutine, generator, Awaited(), Awaited().__call__, functools.partial(coroutine)),
     ),
     "fast_reclaim": ("no", 1, 0, None, []),
-    **dict.fromkeys(("delivery", "on_topic_recreated", "start"), (*TEXTS, None)),
+    **dict.fromkeys(("delivery", "on_topic_recreated"), (*TEXTS, None)),
+    "start": (-1, True, *TEXTS[1:], None),  # an int is an offset
     **dict.fromkeys(("policy", "member", "priority_group", "dead_letter_topic"), TEXTS),
     "group_config": ({"a": 1}, "balanced", 3, GroupConfig),
     **dict.fromkeys(("heartbeat_interval_s", "handler_timeout_s"), NUMBERS),

@@ -277,7 +277,7 @@ def test_what_an_operator_sees_and_does(case: TopicCase) -> None:
         lag = case.commands.json("state", "--lag", case.group)
         assert (lag["lag"], lag["unknown"], lag["parked"]) == (None, PARTITIONS, PARTITIONS)
         words = case.commands.run("state", "--lag", case.group).stdout
-        assert f"lag - and what {PARTITIONS} partitions have, which is not known, 2 partitions parked" in words
+        assert f"lag unknown (without {PARTITIONS} partitions, whose lag is unknown), 2 partitions parked" in words
         doctor = {
             (check["name"], check["level"]): check
             for check in case.commands.json("doctor")["checks"]

@@ -68,6 +68,9 @@ def _shifted(tp: TopicPartition, by: int, positions: Mapping[TopicPartition, int
 def _at(tp: TopicPartition, point: Point, facts: Facts) -> int:
     found = offset(tp, point, facts)
     if found is None:
-        rule = f"Kafka has no committed offset of the group for {tp}; {COMMITTED}|earliest says what then"
-        raise InvalidOption("to", COMMITTED, rule)
+        named = f"{COMMITTED}:{point.group}" if point.group else COMMITTED
+        of = f"group {point.group!r}" if point.group else "the group"
+        raise InvalidOption(
+            "to", named, f"Kafka has no committed offset of {of} for {tp}; {named}|earliest says what then"
+        )
     return found

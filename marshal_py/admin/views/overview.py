@@ -93,7 +93,8 @@ class Stopped(NamedTuple):
         return f"{len(self.partitions)} partitions of {self.topic!r} are {state} ({self.reason})"
 
     def standstill(self) -> Standstill:
-        return Standstill("parked", str(self), str(self.error), self.topic, self.partitions)
+        example = "of the first one, " if len(self.partitions) > 1 else ""
+        return Standstill("parked", str(self), f"{example}{self.error}", self.topic, self.partitions)
 
 
 def stopped(group: Group, recreated: Mapping[str, RecreatedTopic], ends: Mapping[TopicPartition, int]) -> list[Stopped]:
@@ -144,6 +145,8 @@ def paused(pause: PauseInfo) -> str:
     by = f" by {pause.by}" if pause.by else ""
     why = f", {pause.reason}" if pause.reason else ""
     left = f", about {pause.left_s:.0f} s left" if pause.left_s is not None else ""
+    if pause.left_s == 0:
+        left = ", which are over: a consumer ends the pause, once one is there"
     return f"paused for {pause.duration_s:g} s{by}{why}{left}, token {pause.token}"
 
 

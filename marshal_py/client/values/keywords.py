@@ -48,7 +48,7 @@ class ConsumerKeywords(TypedDict, total=False):
     min_pending: int | None
     min_ack_pending: int | None
     fast_reclaim: bool
-    start: str
+    start: str | int
     on_topic_recreated: OnTopicRecreated
     handler_timeout_s: float
     hand_over_timeout_s: float | None

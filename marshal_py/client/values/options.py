@@ -157,7 +157,7 @@ class ConsumerOptions:
     """
 
     delivery: Delivery = "at_least_once"
-    start: str = position_text.COMMITTED
+    start: str | int = position_text.COMMITTED
     on_topic_recreated: OnTopicRecreated = "fail"  # where the group's config says nothing (PROTOCOL.md D10)
     key_deserializer: Deserializer | None = None
     value_deserializer: Deserializer | None = None

@@ -5,9 +5,9 @@
     positions.csv, or its lines as text: topic,partition,offset
     {"orders": {"0": 23, "1": -2, "2": "2025-01-31T12:00:00Z"}}
 
-A number is an offset. A time means the first message that is not older, or the end if there is none; without a zone it
-is UTC, as in Kafka's own tools. `committed` means Kafka's committed offsets of the group, or of another one that is
-named; what follows `|` is for partitions that have none. A table, which must name every partition, has the lines of
+A number is an offset, as text or as an int. A time means the first message that is not older, or the end if there is
+none; without a zone it is UTC, as in Kafka's own tools. `committed` means Kafka's committed offsets of the group, or of
+another one that is named; what follows `|` is for partitions that have none. A table has the lines of
 `kafka-consumer-groups --reset-offsets --export` (with the group first, if it was exported for several), or the form of
 Spark's `startingOffsets`: there -1 is the end, -2 the beginning, and a text any of the words above.
 """
@@ -20,6 +20,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -71,18 +72,22 @@ class Where(NamedTuple):
 def parse(text: object, option: str = "start", rule: str = RULE, group: str = "") -> Where:
     """Parses one of the forms. Raises InvalidOption with `option` and the `rule` it must obey. `group`: whose lines may
     be in a table."""
+    if isinstance(text, datetime):
+        raise InvalidOption(option, text, f"write the time as text, in ISO-8601: {text.isoformat()!r}")
+    if type(text) is int and text >= 0:
+        text = str(text)
     if not isinstance(text, str):
         raise InvalidOption(option, text, rule)
     if text.endswith(".csv"):
         try:
-            return Where(None, _table(Path(text).read_text(encoding="utf-8"), option, group))
+            return Where(None, _table(Path(text).read_text(encoding="utf-8"), option, group, text))
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidOption(option, text, f"a file that can be read ({error})") from error
     try:
         if text.lstrip().startswith("{"):
             return Where(None, _json(text, option))
         if "," in text:
-            return Where(None, _table(text, option, group))
+            return Where(None, _table(text, option, group, text))
         return Where(_point(text), {})
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidOption(option, text, rule) from error
@@ -100,8 +105,12 @@ def _point(text: str) -> Point:
             raise ValueError(text)
         return Point(OFFSET, int(text))
     if found := _AGO.fullmatch(text):
-        return Point(AGO, round(float(found[1]) * _UNITS_MS[found[2]]))
+        return Point(AGO, _ago_ms(found))
     return Point(TIME, epoch_ms(text))
+
+
+def _ago_ms(found: re.Match[str]) -> int:
+    return round(float(found[1]) * _UNITS_MS[found[2]])
 
 
 def _committed(text: str) -> Point:
@@ -131,8 +140,9 @@ def _named(value: Any) -> Point:
     return Point(_ENDS[value]) if value < 0 else Point(OFFSET, value)
 
 
-def _table(text: str, option: str, group: str) -> dict[TopicPartition, Point]:
-    """Returns what a CSV text names. Raises InvalidOption with the line that is wrong."""
+def _table(text: str, option: str, group: str, name: str) -> dict[TopicPartition, Point]:
+    """Returns what a CSV text names. Raises InvalidOption with the line that is wrong. `name`: of the file, or the
+    text."""
     rows: dict[TopicPartition, Point] = {}
     for number, row in enumerate(csv.reader(io.StringIO(text)), 1):
         cells = [cell.strip() for cell in row]
@@ -147,7 +157,7 @@ def _table(text: str, option: str, group: str) -> dict[TopicPartition, Point]:
             raise InvalidOption(option, ",".join(row), f"line {number} names {tp} a second time")
         rows[tp] = Point(OFFSET, int(cells[2]))
     if not rows:
-        raise InvalidOption(option, "the table", "it names no partition")
+        raise InvalidOption(option, name, "the table names no partition: its lines are topic,partition,offset")
     return dict(sorted(rows.items()))
 
 
@@ -158,14 +168,14 @@ def print_table(positions: Mapping[TopicPartition, int]) -> str:
     return out.getvalue()
 
 
-def check_topics(start: str, topics: Sequence[str]) -> None:
+def check_topics(start: str | int, topics: Sequence[str]) -> None:
     """Checks the topics that `start` names: raises InvalidOption if the consumer does not read one of them."""
     others = sorted(topic for topic in {tp.topic for tp in parse(start).named} if not consumes(tuple(topics), topic))
     if others:
         raise InvalidOption("start", start, f"{others[0]} is none of the consumer's topics ({', '.join(topics)})")
 
 
-def check_partitions(start: str, counts: Mapping[str, int], option: str = "start") -> None:
+def check_partitions(start: str | int, counts: Mapping[str, int], option: str = "start") -> None:
     """Raises InvalidOption if `start` names a partition beyond `counts`; topics left out are not checked."""
     for tp in sorted(parse(start, option).named):
         count = counts.get(tp.topic)
@@ -200,6 +210,12 @@ def at_times(points: Mapping[TopicPartition, Point], admin: ClusterAdmin, now_ms
     return found
 
 
+def moment_of(text: str, now_ms: int) -> int:
+    """Returns the time that a text names, as ISO-8601 or as "2h ago", in ms since 1970. Raises ValueError."""
+    found = _AGO.fullmatch(text)
+    return epoch_ms(text) if found is None else max(0, now_ms - _ago_ms(found))
+
+
 def moment_ms(point: Point, now_ms: int) -> int | None:
     """Returns the time that a point means, in ms since 1970; None if it means no time."""
     if point.kind == AGO:
@@ -232,7 +248,7 @@ class Begin(NamedTuple):
 
 
 def resolve(
-    start: str, wanted: Sequence[Wanted], group: str, admin: ClusterAdmin, now_ms: int
+    start: str | int, wanted: Sequence[Wanted], group: str, admin: ClusterAdmin, now_ms: int
 ) -> dict[TopicPartition, Begin]:
     """Returns where reading begins in each partition of `wanted` (D5). `now_ms` since 1970. Without a committed offset
     at the end, as Kafka's consumers. Offsets below the beginning stay, and are reported as lost (D6). Raises
@@ -289,7 +305,7 @@ def points_of(chosen: Where, tps: Iterable[TopicPartition], option: str, text: o
     return points
 
 
-def _of(want: Wanted, chosen: Where, text: str) -> Point:
+def _of(want: Wanted, chosen: Where, text: str | int) -> Point:
     found = chosen.named.get(want.tp)
     if found is None:
         found = Point(EARLIEST) if want.earliest else chosen.rest

@@ -102,6 +102,7 @@ def _check_partitioned(config: GroupConfig) -> None:
             "max_members",
             config.max_members,
             f"1 to {PARTITION_MAX + 1}: a partitioned group says to how many members its messages go at most",
+            given=config.max_members != 0,
         )
     if config.members and config.mappings:
         raise InvalidOption(

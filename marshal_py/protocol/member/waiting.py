@@ -166,7 +166,8 @@ def _parked(group: Group) -> Iterator[Standstill]:
         yield Standstill(
             "parked",
             f"{len(numbers)} partitions of {topic!r} are parked ({reason})",
-            str(records.parked_error(group.name, TopicPartition(topic, numbers[0]), reason)),
+            ("of the first one, " if len(numbers) > 1 else "")
+            + str(records.parked_error(group.name, TopicPartition(topic, numbers[0]), reason)),
             topic,
             tuple(numbers),
         )
