@@ -23,7 +23,8 @@ def test_the_order_per_key_survives_every_change(kafka: Cluster, tmp_path: Path)
 def test_each_payment_takes_effect_once(kafka: Cluster, tmp_path: Path) -> None:
     """30,000 payments, three processes of 16 workers with an inbox; 20 kills and 4 stops in the midst of their work."""
     topic = NewTopic(transaction_kills.TOPIC, transaction_kills.PARTITIONS, 1)
-    AdminClient({"bootstrap.servers": kafka.bootstrap}).create_topics([topic])[topic.topic].result(60)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})  # it must live until the topic is there
+    admin.create_topics([topic])[topic.topic].result(60)
     ends = [int(signal.SIGKILL)] * 20 + [int(signal.SIGTERM)] * 4
     random.Random(1).shuffle(ends)
     count = transaction_kills.run(kafka.bootstrap, tmp_path, 30_000, ends, 3, seed=1, name="inbox")
