@@ -16,6 +16,7 @@ from tests.support.pages import ROOT, blocks, pages
 GUIDES: Final = guides_of(guide_programs, guide_services)
 # They use other processes, or confluent-kafka, which cannot connect to a cluster in memory.
 CONNECTING: Final = {
+    "first_program",
     "iteration_until_a_signal",
     "each_effect_once",
     "each_effect_once_in_parallel",

@@ -59,32 +59,31 @@ def from_the_start(handled: Handled, page: str, number: int, **names: Any) -> No
         run(block, page, **names)
 
 
-@guide("README.md", 0)
-def first_program(at: Place) -> None:
-    handled = Handled(at)
-
-    def charge(message: Message) -> None:
-        assert len(str(message.token)) == 49
-        handled.add(message.value)
-
-    from_the_start(handled, "README.md", 0, charge=charge)
-    handled.check()
-
-
-@guide("docs/consumer.md", 0)
-def iteration_until_a_signal(at: Place) -> None:
-    """A process, because signals come to its main thread."""
+def _until_a_signal(at: Place, page: str, handler: str, number: signal.Signals) -> None:
+    """Runs the first block of a page as a process, because signals come to its main thread."""
     at.fill(2)
-    store = "def store(value, fence):\n    print(value.decode(), flush=True)\n\n\n"
-    (at.folder / "mailing.py").write_text(store + at.from_the_start("docs/consumer.md", 0), encoding="utf-8")
-    with at.process(["mailing.py"]) as running:
+    (at.folder / "program.py").write_text(f"{handler}\n\n\n{at.from_the_start(page, 0)}", encoding="utf-8")
+    with at.process(["program.py"]) as running:
         assert running.stdout is not None
         stored = [running.stdout.readline() for _ in VALUES]
-        running.send_signal(signal.SIGTERM)
+        running.send_signal(number)
         more, said = running.communicate(timeout=DEADLINE_S)
     assert (running.returncode, more, said) == (0, "", "")
     assert sorted(stored) == sorted(f"{value.decode()}\n" for value in VALUES)
     assert at.acked() == MESSAGES
+
+
+@guide("README.md", 0)
+def first_program(at: Place) -> None:
+    checks = "assert len(str(message.token)) == 49"
+    handler = f"def charge(message):\n    {checks}\n    print(message.value.decode(), flush=True)"
+    _until_a_signal(at, "README.md", handler, signal.SIGINT)
+
+
+@guide("docs/consumer.md", 0)
+def iteration_until_a_signal(at: Place) -> None:
+    handler = "def store(value, fence):\n    print(value.decode(), flush=True)"
+    _until_a_signal(at, "docs/consumer.md", handler, signal.SIGTERM)
 
 
 class Unfinished(Handled):
