@@ -287,7 +287,7 @@ def groups(at: Place) -> None:
     at.cluster.create_topic(at.topic)
     block = at.block("docs/direct-get.md", 1)
     answers: list[Any] = []
-    for asked in ("billing.info()", "marshal.groups()", f'marshal.topic("{at.topic}").groups()'):
+    for asked in ("billing.info()", "marshal.groups()", f'marshal.groups("{at.topic}")'):
         assert block.count(f"    {asked}") == 1
         block = block.replace(f"    {asked}", f"    answers.append({asked})")
     exec(compile(block, "docs/direct-get.md", "exec"), {"answers": answers})
