@@ -12,7 +12,7 @@ import pytest
 
 from marshal_py import Message, Retry, aio
 from marshal_py.errors import EventLoopMisuse, InvalidOption, ReentrantCall
-from tests.client.test_process import fill
+from tests.client.test_process import Unwritable, fill
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster
 
 
@@ -103,6 +103,23 @@ def test_other_errors_end_it_and_ack_nothing(memory: MemoryTestCluster, raised: 
             with pytest.raises(type(raised)):
                 await work.wait(DEADLINE_S)
             assert [message.offset for message in await consumer.fetch(1)] == [0]
+
+    asyncio.run(main())
+
+
+def test_an_error_that_cannot_be_written_ends_it_and_gives_the_message_back(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 2, keys=1)
+
+    async def main() -> None:
+        async def handle(message: Message) -> None:
+            raise Unwritable
+
+        async with opened(memory, topic) as consumer:
+            work = consumer.process(handle)
+            with pytest.raises(RuntimeError, match="no text"):
+                await work.wait(DEADLINE_S)
+            assert work.stats().working == 0
+            assert [message.offset for message in await consumer.fetch(2, min_messages=2)] == [0, 1]
 
     asyncio.run(main())
 

@@ -156,6 +156,22 @@ def test_a_partition_that_stays_after_all_goes_on_behind_what_is_tried_again() -
     assert [message.offset for message in (world.lanes.next(),) if message] == [0]
 
 
+def test_what_is_dropped_holds_up_its_lane_no_more() -> None:
+    for parked in (False, True):
+        world = World()
+        first, second = world.message(0), world.message(KEYS)
+        for message in (first, second):
+            world.lanes.add(LaneKey(TP, 0), message)
+        assert world.lanes.next() is first
+        if parked:
+            world.lanes.park(first)
+            assert world.lanes.all_parked() == [first]
+        world.lanes.drop(first)
+        world.lanes.drop(first)
+        assert (world.lanes.working, world.lanes.parked) == (0, 0)
+        assert world.lanes.next() is second
+
+
 def test_a_lane_goes_on_without_a_handler_that_is_abandoned() -> None:
     world = World()
     old = world.message(0)

@@ -212,6 +212,69 @@ def test_a_message_that_always_fails_becomes_a_dead_letter(
     assert journal.began[0, b"k0"][:3] == [0, 0, 0]
 
 
+def test_the_consumer_s_own_limit_ends_a_message_before_the_limit_of_retries(memory: MemoryTestCluster) -> None:
+    topic, letters = fill(memory, 6, keys=2), memory.topic()
+
+    def handle(message: Message) -> None:
+        if message.offset == 0:
+            raise ValueError("poison")
+
+    options: dict[str, Any] = {"dead_letter_topic": letters, "max_deliver": 2}
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic], **options) as consumer,
+        consumer.process(handle, retry=Retry(first_s=0.0, deliveries=5)) as work,
+    ):
+        until(lambda: positions(consumer) == {0: 6}, "all of its key are handled")
+        assert (work.stats().ended, work.stats().finished, work.stats().retrying) == (1, 5, 0)
+
+
+def test_a_message_that_is_acked_elsewhere_before_its_next_try_holds_up_nothing(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 3, keys=1)
+    handles: list[bytes] = []
+
+    def handle(message: Message) -> None:
+        if message.offset == 0:
+            handles.append(message.handle())
+            raise Retry(after_s=3_600)
+
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(handle) as work,
+    ):
+        until(lambda: work.stats().retrying == 1 and work.stats().waiting == 2, "its key waits")
+        assert consumer.complete(handles[0])
+        until(lambda: positions(consumer) == {0: 3}, "all are done")
+        assert (work.stats().finished, work.stats().retrying) == (2, 0)
+
+
+class Unwritable(Exception):
+    """Raises in turn when it is written as text."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_error_that_cannot_be_written_ends_it_and_gives_the_message_back(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 3, keys=1)
+
+    def handle(message: Message) -> None:
+        raise Unwritable
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work = consumer.process(handle)
+        with pytest.raises(RuntimeError, match="no text"):
+            work.wait(DEADLINE_S)
+        assert (work.closed, work.stats().working, work.stats().waiting) == (True, 0, 0)
+        assert [message.offset for message in consumer.fetch(3, min_messages=3)] == [0, 1, 2]
+
+
+def test_the_reason_of_a_reject_is_text() -> None:
+    with pytest.raises(InvalidOption, match="reason"):
+        Reject(ValueError("no amount"))  # type: ignore[arg-type]
+
+
 def test_an_error_that_is_not_retried_ends_it_and_gives_the_message_back(memory: MemoryTestCluster) -> None:
     topic = fill(memory, 3, keys=1)
 
@@ -613,6 +676,48 @@ def test_it_stands_alone(memory: MemoryTestCluster) -> None:
             consumer.process(lambda message: None)
         with pytest.raises(ConcurrentUse):
             consumer.fetch(1)
+
+
+@pytest.mark.parametrize("refused", ["it runs already", "the key function raises"])
+def test_a_process_that_is_refused_leaves_the_bounds_as_they_were(memory: MemoryTestCluster, refused: str) -> None:
+    topic, hold = fill(memory, 100, keys=None), threading.Event()
+
+    def slow(message: Message) -> None:
+        assert hold.wait(DEADLINE_S)
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        if refused == "it runs already":
+            with consumer.process(slow, workers=1, window=10) as work:
+                bounds = consumer._queue.window.end_of
+                with pytest.raises(ConcurrentUse):
+                    consumer.process(print)
+                assert consumer._queue.window.end_of == bounds is not None
+                hold.set()
+                until(lambda: work.stats().finished == 100, "all are handled")
+        else:
+            consumer.fetch(1)[0].nak(3_600)
+            with pytest.raises(ZeroDivisionError):
+                consumer.process(print, key=lambda message: 1 // 0, window=1)
+        assert consumer._queue.window.end_of is None
+
+
+def test_the_late_end_of_a_process_does_not_lift_the_bounds_of_the_next(memory: MemoryTestCluster) -> None:
+    topic, hold, began = fill(memory, 100, keys=None), threading.Event(), threading.Event()
+
+    def slow(message: Message) -> None:
+        began.set()
+        assert hold.wait(DEADLINE_S)
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        first = consumer.process(slow, workers=1, window=10)
+        assert began.wait(DEADLINE_S)
+        first.stop(timeout_s=0)  # its handler hangs
+        until(lambda: consumer._consuming is not None and consumer._consuming.closed, "it receives no more")
+        with consumer.process(slow, workers=1, window=10) as second:
+            first._processing.close()  # as its thread does once more when it comes to it
+            until(lambda: second.stats().waiting == 8, "nine are in work, and one at the first")
+            assert consumer._queue.window.end_of is not None
+            hold.set()
 
 
 async def _coroutine(message: Message) -> None: ...

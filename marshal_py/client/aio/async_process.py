@@ -53,7 +53,7 @@ class AsyncProcess(Generic[K_co, V_co]):
         try:
             self._receiving = self._consume(self._take)
         except BaseException:
-            self._processing.detach()
+            self._processing.detach(refused=True)
             raise
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="marshal-process")
 

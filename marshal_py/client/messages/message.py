@@ -522,6 +522,16 @@ def begin(message: Message[Any, Any], now: Instant) -> bool | None:
     return True
 
 
+def is_done(message: Message[Any, Any]) -> bool:
+    """Returns whether a message is finished, or goes to a dead-letter topic. With the lock held."""
+    if claim_of(message).sealed:
+        return False  # later acks are too late, and must not be noted
+    tracker, run = _tracked(message._delivered)
+    run.settle()
+    posted = tracker.redeliveries is not None and message.offset in tracker.redeliveries.posted
+    return posted or run.is_finished(message._index)
+
+
 def put_back(message: Message[Any, Any], delay_s: float = 0.0) -> None:
     """Gives back a message that is queued for its handler, without counting a delivery."""
     message._delivered.put_back(message._index, message._raw, delay_s)

@@ -155,6 +155,14 @@ class Lanes:
             self._unpark(lane)
             self._offer(lane)
 
+    def drop(self, message: AnyMessage) -> None:
+        """Notes that a message that works or is parked is of no concern any more."""
+        lane = self._of_message.get(id(message))
+        if lane is not None and lane.working is message:
+            self.done(message)
+        else:
+            self.unpark(message)
+
     def mark_dead(self, message: AnyMessage) -> None:
         """Notes that a message that works becomes a dead letter, so that the others of its lane follow it."""
         self._of_message[id(message)].dead = claim_of(message)
@@ -207,6 +215,11 @@ class Lanes:
     def unfinished(self) -> Iterator[Lane]:
         """Yields all lanes with unfinished messages."""
         return (lane for lane in self._lanes.values() if lane.blocked or lane.waiting)
+
+    def all_parked(self) -> list[AnyMessage]:
+        if not self.parked:
+            return []
+        return [lane.parked for lane in self._lanes.values() if lane.parked is not None]
 
     def all_waiting(self) -> list[AnyMessage]:
         return [message for lane in self._lanes.values() for message in lane.waiting]

@@ -50,7 +50,7 @@ class Process(Generic[K_co, V_co]):
         try:
             self._receiving = self._consume(self._processing.take)
         except BaseException:
-            self._processing.detach()
+            self._processing.detach(refused=True)
             raise
         for thread in (*self._workers, self._watcher):
             thread.start()

@@ -9,6 +9,7 @@ Release waits for it. It stays in its lane while its partition is about to move,
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -16,7 +17,16 @@ from typing import Final, Generic
 
 from msgspec import Struct
 
-from marshal_py.client.messages.message import Message, begin, claim_of, put_back, queue, raw_key, waiting_again
+from marshal_py.client.messages.message import (
+    Message,
+    begin,
+    claim_of,
+    is_done,
+    put_back,
+    queue,
+    raw_key,
+    waiting_again,
+)
 from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
 from marshal_py.client.receive.consuming import report_failure
 from marshal_py.client.receive.receiving import Receiving
@@ -108,8 +118,8 @@ def check_settings(
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             raise InvalidOption("retry_on", kind, "a class of exceptions below Exception, or several")
     deliveries = retry.deliveries or options.max_deliver
-    if deliveries is None and options.dead_letter_topic is not None:
-        deliveries = DELIVERIES
+    if options.dead_letter_topic is not None:  # there the consumer itself ends messages after `max_deliver`
+        deliveries = min(deliveries or DELIVERIES, options.max_deliver or sys.maxsize)
     return Settings(workers, order, key, unkeyed, retry, kinds, after_dead_letter, window, deliveries)
 
 
@@ -143,6 +153,7 @@ class Processing(Generic[K_co, V_co]):
         self._share_bytes, self._timeout_s = driver.options.prefetch_bytes, driver.options.handler_timeout_s
         self._begun_s: dict[int, float] = {}  # by id of a message that a handler has: since when
         self._finished = self._retried = self._ended = 0
+        self._before: Callable[[Claim], int] | None = None  # what bounded the consumer when this began
 
     def _lane_of(self, message: AnyMessage) -> LaneKey:
         tp, settings = claim_of(message).tp, self.settings
@@ -165,16 +176,18 @@ class Processing(Generic[K_co, V_co]):
                 for claim in self._driver.member.claims.values()
                 for message in waiting_again(claim, self._queue.delivery)
             ]
-            self._queue.window.end_of = self.end_of
         keyed = [(self._lane_of(message), message) for message in again]
         with self.changed:
             for key, message in keyed:
                 self._lanes.add_parked(key, message)
+        with self._context.lock:  # last: what the key function raises leaves the consumer as it was
+            self._before, self._queue.window.end_of = self._queue.window.end_of, self.end_of
 
-    def detach(self) -> None:
-        """Bounds nothing any more."""
+    def detach(self, *, refused: bool = False) -> None:
+        """Bounds nothing any more. `refused`: another `process` runs, which bounds again what it did before."""
         with self._context.lock:
-            self._queue.window.end_of = None
+            if self._queue.window.end_of == self.end_of:  # else a later `process` has begun
+                self._queue.window.end_of = self._before if refused else None
 
     def end_of(self, claim: Claim) -> int:
         """Returns the offset below which messages of a claim may come. Called with the Marshal's lock held. It is
@@ -254,7 +267,17 @@ class Processing(Generic[K_co, V_co]):
 
     def settle(self, message: Message[K_co, V_co], error: BaseException | None, *, ends: bool = False) -> None:
         """Carries out a handler's answer: it returned (`error` None) or raised. `ends`: the error ends the
-        `process`."""
+        `process`, and so does one that is raised here, as by an error that cannot be written as text."""
+        try:
+            self._settle(message, error, ends)
+        except BaseException as failure:
+            self.fail(failure)
+            with self.changed:
+                self._returned(message)
+                self._lanes.drop(message)
+            message.nak(0)
+
+    def _settle(self, message: Message[K_co, V_co], error: BaseException | None, ends: bool) -> None:
         if error is None:
             message.ack()
             self._finish(message, finished=1)
@@ -333,6 +356,12 @@ class Processing(Generic[K_co, V_co]):
             claims = len(self._driver.member.claims)
         self._share_bytes = self._driver.options.prefetch_bytes // max(1, claims)
         with self.changed:
+            parked = self._lanes.all_parked()
+        with self._context.lock:
+            done = [message for message in parked if is_done(message)]
+        with self.changed:
+            for message in done:  # acked elsewhere while it waited
+                self._lanes.unpark(message)
             over = [claim for claim in self._lanes.held if claim.sealed]
             for claim in over:
                 self._lanes.take_waiting(claim)
@@ -347,7 +376,7 @@ class Processing(Generic[K_co, V_co]):
             silent = now_s - self._worked_at >= self._timeout_s
             if now_s - self._touched_at >= self._timeout_s / TOUCHES and not silent:
                 self._touched_at, touched = now_s, self._lanes.all_waiting()
-            if over:
+            if over or done:
                 self.changed.notify_all()
         for message in touched:
             message.in_progress()

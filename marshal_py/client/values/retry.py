@@ -20,9 +20,12 @@ class Reject(Exception):
     """A handler raises it of `Consumer.process`: this message is never to be tried again.
 
     It goes to the dead-letter topic, or, without one, an advisory `terminated` keeps the reason. `reason`: for people.
+    Raises InvalidOption.
     """
 
     def __init__(self, reason: str = "") -> None:
+        if not isinstance(reason, str):
+            raise InvalidOption("reason", reason, "a text for people, such as str(error)")
         super().__init__(reason)
         self.reason: str = reason
 
