@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from marshal_py.client.connection.context import Context
@@ -129,6 +130,8 @@ class Joining:
         letters = options.dead_letter_topic
         if plans:
             options.check_planning()
+        if isinstance(options.start, str):
+            options = replace(options, start=position_text.read(options.start))  # nobody reads the file again
         position_text.check_topics(options.start, topics)
         if letters is not None and has_patterns(topics):
             topics = (*topics, EXCEPT + letters)

@@ -49,6 +49,14 @@ def test_a_session_has_three_names() -> None:
             start_tool(cluster, lambda context, given=given: StepDownPlan(context, given))
 
 
+def test_an_empty_name_is_nobody() -> None:
+    """A consumer without a member name has none."""
+    cluster = VirtualCluster(partitions=1)
+    cluster.team("a")
+    with pytest.raises(GroupMissing, match="no live session ''"):
+        start_tool(cluster, lambda context: StepDownPlan(context, ""))
+
+
 def test_a_step_down_whose_record_is_lost_is_sent_again_and_ends_in_bounded_time() -> None:
     cluster = VirtualCluster(partitions=1)
     (a,) = cluster.team("a")

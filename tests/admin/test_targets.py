@@ -27,6 +27,18 @@ def resolved(to: str | int | None, tp: TopicPartition, shift_by: int | None = No
     return resolve(target_of(to, shift_by, GROUP), [tp], POSITIONS, FACTS)[tp]
 
 
+def test_committed_offsets_of_one_partition_are_of_the_past_too() -> None:
+    """M5: a topic that was created again does not take the offsets of the deleted one."""
+    assert target_of("committed", None, GROUP).of_the_past
+    assert target_of('{"orders": {"0": 23, "1": "committed"}}', None, GROUP).of_the_past
+    assert not target_of('{"orders": {"0": 23, "1": -2}}', None, GROUP).of_the_past
+
+
+def test_a_table_has_no_offset_beyond_the_greatest() -> None:
+    with pytest.raises(InvalidOption, match="line 1 must name an offset of at most"):
+        parse("orders,0,9999999999999999999")
+
+
 def test_an_int_is_an_offset_and_a_datetime_is_refused_with_its_text() -> None:
     assert parse(5) == parse("5") == (Point("offset", 5), {})
     with pytest.raises(InvalidOption, match="'2025-01-31T00:00:00'"):

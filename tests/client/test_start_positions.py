@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,17 @@ def test_latest_begins_at_the_end(cluster: TestCluster) -> None:
         until(owns(consumer, 0), "the partition is ours")
         cluster.fill(topic, 0, 1, first=3)
         assert places(collect(consumer, 1)) == [(0, 3)]
+
+
+def test_a_file_is_read_once(cluster: TestCluster, tmp_path: Path) -> None:
+    """It may be gone, or say something else, when a partition is claimed."""
+    topic = cluster.topic()
+    cluster.fill(topic, 0, 5)
+    path = tmp_path / "start.csv"
+    path.write_text(f"{topic},0,3\n", encoding="utf-8")
+    with cluster.connect() as marshal, marshal.consumer(cluster.group(), [topic], start=str(path)) as consumer:
+        path.unlink()
+        assert places(collect(consumer, 2)) == [(0, 3), (0, 4)]
 
 
 @pytest.mark.parametrize(("fallback", "first"), [("earliest", 0), ("latest", 3)])

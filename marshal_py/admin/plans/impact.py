@@ -85,9 +85,9 @@ def of_resume(context: GroupContext, now: Instant, token: int | None = None, tak
     return Impact([f"the pause{by} would end; {len(group.sessions)} consumers would take partitions again."], {}, {})
 
 
-def of_eviction(context: GroupContext, session: int) -> Impact:
-    """Returns what the eviction of a session would do. Raises GroupMissing if the session is not live."""
-    find_session(context, session)
+def of_eviction(context: GroupContext, given: int | str) -> Impact:
+    """Returns what the eviction of a session would do. Raises GroupMissing if no live session fits."""
+    session = find_session(context, given)
     group = _there(context)
     wait_s = EVICT_INTERVALS * group.sessions[session].join.interval_ms / 1000
     does = [
@@ -97,9 +97,9 @@ def of_eviction(context: GroupContext, session: int) -> Impact:
     return Impact(does, _releases(group, session), {})
 
 
-def of_step_down(context: GroupContext, session: int) -> Impact:
-    """Returns what the step-down of a session would do. Raises GroupMissing if the session is not live."""
-    find_session(context, session)
+def of_step_down(context: GroupContext, given: int | str) -> Impact:
+    """Returns what the step-down of a session would do. Raises GroupMissing if no live session fits."""
+    session = find_session(context, given)
     group = _there(context)
     does = [
         f"{name_of(group, session)} would become the last candidate for everything; it would stay in the group, and "

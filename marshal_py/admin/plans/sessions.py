@@ -17,7 +17,7 @@ def find_session(context: GroupContext, given: int | str) -> int:
     found = [
         number
         for number, join in live.items()
-        if given == number or (isinstance(given, str) and given in (str(number), join.client_id, join.member))
+        if given == number or (isinstance(given, str) and given and given in (str(number), join.client_id, join.member))
     ]
     if len(found) != 1:
         there = ", ".join(f"{number} ({join.client_id})" for number, join in live.items()) or "nobody"

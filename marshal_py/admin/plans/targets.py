@@ -26,8 +26,10 @@ class Target(NamedTuple):
 
     @property
     def of_the_past(self) -> bool:
-        """Returns whether the target refers to the topic as it was: a shift, or committed offsets."""
-        return self.where is None or (self.where.rest is not None and self.where.rest.kind == COMMITTED)
+        """Returns whether the target refers to the topic as it was: a shift, or committed offsets of some partition."""
+        if self.where is None:
+            return True
+        return any(point is not None and point.kind == COMMITTED for point in (self.where.rest, *self.named.values()))
 
     def points(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Point]:
         """Returns the point of each partition; none for a shift. Raises InvalidOption if a table lacks one."""

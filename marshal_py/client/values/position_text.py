@@ -8,8 +8,9 @@
 A number is an offset, as text or as an int. A time means the first message that is not older, or the end if there is
 none; without a zone it is UTC, as in Kafka's own tools. `committed` means Kafka's committed offsets of the group, or of
 another one that is named; what follows `|` is for partitions that have none. A table has the lines of
-`kafka-consumer-groups --reset-offsets --export` (with the group first, if it was exported for several), or the form of
-Spark's `startingOffsets`: there -1 is the end, -2 the beginning, and a text any of the words above.
+`kafka-consumer-groups --reset-offsets --export` (for `set-position` also with the group first, as exported for
+several), or the form of Spark's `startingOffsets`: there -1 is the end, -2 the beginning, and a text any of the words
+above.
 """
 
 from __future__ import annotations
@@ -79,10 +80,7 @@ def parse(text: object, option: str = "start", rule: str = RULE, group: str = ""
     if not isinstance(text, str):
         raise InvalidOption(option, text, rule)
     if text.endswith(".csv"):
-        try:
-            return Where(None, _table(Path(text).read_text(encoding="utf-8"), option, group, text))
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidOption(option, text, f"a file that can be read ({error})") from error
+        return Where(None, _table(read(text, option), option, group, text))
     try:
         if text.lstrip().startswith("{"):
             return Where(None, _json(text, option))
@@ -91,6 +89,17 @@ def parse(text: object, option: str = "start", rule: str = RULE, group: str = ""
         return Where(_point(text), {})
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidOption(option, text, rule) from error
+
+
+def read(text: str, option: str = "start") -> str:
+    """Returns the content of a .csv file, which means the same from then on; another text as it is. Raises
+    InvalidOption."""
+    if not text.endswith(".csv"):
+        return text
+    try:
+        return Path(text).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOption(option, text, f"a file that can be read ({error})") from error
 
 
 def _point(text: str) -> Point:
@@ -152,6 +161,8 @@ def _table(text: str, option: str, group: str, name: str) -> dict[TopicPartition
             cells = cells[1:]
         if len(cells) != 3 or not _DIGITS.fullmatch(cells[1]) or not _DIGITS.fullmatch(cells[2]):
             raise InvalidOption(option, ",".join(row), f"line {number} must read topic,partition,offset")
+        if int(cells[2]) > OFFSET_MAX:
+            raise InvalidOption(option, ",".join(row), f"line {number} must name an offset of at most {OFFSET_MAX}")
         tp = TopicPartition(cells[0], int(cells[1]))
         if tp in rows:
             raise InvalidOption(option, ",".join(row), f"line {number} names {tp} a second time")
