@@ -338,11 +338,15 @@ class Consumer(Membership, Generic[K_co, V_co]):
 
         False: it has not joined or has ended; the cluster does not answer; it reads no sign of life of its own back, so
         that it may deliver nothing; or the program has not asked for messages for `max_silence_s` seconds, because a
-        handler is stuck. A standby, a paused group and an empty topic are healthy. `cached_info().waiting_for` says
-        more. Raises InvalidOption, ReentrantCall.
+        handler is stuck, or of a `process` no handler has returned for so long while all workers have one. A standby, a
+        paused group and an empty topic are healthy. `cached_info().waiting_for` says more. Raises InvalidOption,
+        ReentrantCall.
         """
         requests.check_timeout(max_silence_s, option="max_silence_s")
         self._context.check_call("Consumer", "healthy")
+        process = self._queue.window.process
+        if process is not None and process.silent_s() > max_silence_s:
+            return False
         with self._context.lock:
             lives = self._member.session != NONE and not self._ending.over
             silent_ms = self._context.clock.now().mono_ms - self._queue.asked_ms

@@ -643,6 +643,162 @@ def test_the_end_of_the_consumer_is_its_end(memory: MemoryTestCluster, end: str)
             assert left == sorted(left)
 
 
+def test_a_drain_of_the_consumer_handles_what_waits(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while no handler runs, as its claim is not released before: here no worker takes the next one for long."""
+    topic, began, go = fill(memory, 30, keys=1), threading.Event(), threading.Event()
+    begin, look, looks = Processing.begin, Processing.look, []
+    shut: tuple[None, bool] = (None, True)
+    monkeypatch.setattr(Processing, "begin", lambda self: shut if began.is_set() and not go.is_set() else begin(self))
+    monkeypatch.setattr(Processing, "look", lambda self: (look(self), looks.append(None)))
+    journal, group = Journal(lambda _: began.set()), memory.group()
+    with memory.connect() as marshal:
+        consumer = joined(marshal, group, [topic])
+        work = consumer.process(journal)
+        until(lambda: work.stats().finished == 1 and work.stats().waiting == 29, "the others wait")
+        ending = threading.Thread(target=consumer.drain)
+        ending.start()
+        until(lambda: work._receiving.draining, "it drains")
+        seen = len(looks)
+        until(lambda: len(looks) > seen + 8 or work.closed, "it has had the time to end")
+        go.set()
+        ending.join(DEADLINE_S)
+        assert work.wait(DEADLINE_S)
+        assert work.stats().finished == 30
+    assert in_order(journal)
+
+
+def test_a_drain_does_not_wait_behind_what_is_tried_again_later(memory: MemoryTestCluster) -> None:
+    """Offsets 12 and 13 come when the drain has begun, behind 9 of their key."""
+    topic, hold = memory.topic(), threading.Event()
+    for number in range(16):
+        memory.put(topic, 0, b"", b"late" if number in (9, 12, 13) else b"%d" % number)
+
+    def handle(message: Message) -> None:
+        if message.key == b"late":
+            raise Retry(after_s=3_600)
+        assert hold.wait(DEADLINE_S)
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work = consumer.process(handle, workers=20, window=10)
+        until(lambda: work.stats().retrying == 1 and work.stats().working == 9, "nine are in work")
+        results: list[bool] = []
+        ending = threading.Thread(target=lambda: results.append(work.drain()))
+        ending.start()
+        until(lambda: work._receiving.draining, "it drains")
+        hold.set()
+        assert work.wait(DEADLINE_S)
+        ending.join(DEADLINE_S)
+        assert results == [False]
+        assert work.stats().finished == 13
+        assert len(consumer.fetch(3, expires_s=0)) == 0, "those of the key come when their first one does"
+
+
+def test_a_full_window_is_filled_as_soon_as_a_handler_returns(memory: MemoryTestCluster) -> None:
+    """The call waits for acks then, and not for the source."""
+    topic, hold = fill(memory, 20, keys=None), threading.Event()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        window = consumer._queue.window
+        with consumer.process(lambda _: hold.wait(DEADLINE_S), workers=1, window=2) as work:
+            until(lambda: work.stats().working == 1 and work.stats().waiting == 1, "the window is full")
+            pulls = _pulls(consumer)
+            assert set(pulls) == {0.0}
+            hold.set()
+            until(lambda: work.stats().finished == 20, "all are handled")
+        assert not window.bounds
+
+
+def _pulls(consumer: Consumer) -> list[float]:
+    """Returns for how long the next calls wait for the source."""
+    pull, waited = consumer._queue.pull, []
+
+    def noted(timeout_s: float, most: int) -> Any:
+        waited.append(timeout_s)
+        return pull(timeout_s, most)
+
+    consumer._queue.pull = noted  # type: ignore[method-assign]
+    until(lambda: len(waited) > 3, "it asks again")
+    consumer._queue.pull = pull  # type: ignore[method-assign]
+    return waited[1:]
+
+
+def test_a_drain_that_is_refused_changes_nothing(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 3, keys=1)
+
+    def handle(message: Message) -> None:
+        raise Retry(after_s=3_600)
+
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(handle) as work,
+    ):
+        until(lambda: work.stats().retrying == 1 and work.stats().waiting == 2, "its key waits")
+        with pytest.raises(InvalidOption, match="timeout_s"):
+            work.drain(-1)
+        assert (work.stats().waiting, work.stats().retrying) == (2, 1)
+        assert not work._processing.draining
+
+
+def test_a_process_without_its_threads_leaves_the_consumer_free(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, start = fill(memory, 3, keys=1), threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name == "marshal-process-3":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        with pytest.raises(RuntimeError, match="new thread"):
+            consumer.process(lambda message: None, workers=8)
+        assert consumer._queue.window.process is None
+        assert consumer._consuming is not None
+        assert consumer._consuming.closed
+
+
+def test_in_its_key_function_it_can_be_stopped_and_not_waited_for(memory: MemoryTestCluster) -> None:
+    topic, started = fill(memory, 3, keys=1), threading.Event()
+    errors: list[Exception] = []
+    ended: list[bool] = []
+
+    def key(message: Message) -> bytes:
+        assert started.wait(DEADLINE_S)
+        try:
+            work.wait()
+        except ReentrantCall as error:
+            errors.append(error)
+        work.stop()
+        ended.append(work.closed)
+        return b""
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work: Process = consumer.process(lambda message: None, key=key)
+        started.set()
+        assert work.wait(DEADLINE_S)
+    assert "key function" in str(errors[0])
+    assert ended[0] is False, "the call has not waited for the end"
+
+
+def test_a_consumer_is_not_healthy_whose_workers_are_all_stuck(memory: MemoryTestCluster) -> None:
+    topic, hold = fill(memory, 3, keys=3), threading.Event()
+
+    def stuck(message: Message) -> None:
+        assert hold.wait(DEADLINE_S)
+
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(stuck, workers=2) as work,
+    ):
+        until(lambda: work.stats().working == 2, "all workers have a message")
+        until(lambda: consumer.healthy() and not consumer.healthy(0.3), "they are silent")
+        hold.set()
+        until(lambda: work.stats().finished == 3, "all are handled")
+        assert work._processing.silent_s() == 0
+
+
 def test_a_stop_says_for_how_many_handlers_it_waits(
     memory: MemoryTestCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -688,17 +844,17 @@ def test_a_process_that_is_refused_leaves_the_bounds_as_they_were(memory: Memory
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         if refused == "it runs already":
             with consumer.process(slow, workers=1, window=10) as work:
-                bounds = consumer._queue.window.end_of
+                bounds = consumer._queue.window.process
                 with pytest.raises(ConcurrentUse):
                     consumer.process(print)
-                assert consumer._queue.window.end_of == bounds is not None
+                assert consumer._queue.window.process is bounds is not None
                 hold.set()
                 until(lambda: work.stats().finished == 100, "all are handled")
         else:
             consumer.fetch(1)[0].nak(3_600)
             with pytest.raises(ZeroDivisionError):
                 consumer.process(print, key=lambda message: 1 // 0, window=1)
-        assert consumer._queue.window.end_of is None
+        assert consumer._queue.window.process is None
 
 
 def test_the_late_end_of_a_process_does_not_lift_the_bounds_of_the_next(memory: MemoryTestCluster) -> None:
@@ -716,7 +872,7 @@ def test_the_late_end_of_a_process_does_not_lift_the_bounds_of_the_next(memory: 
         with consumer.process(slow, workers=1, window=10) as second:
             first._processing.close()  # as its thread does once more when it comes to it
             until(lambda: second.stats().waiting == 8, "nine are in work, and one at the first")
-            assert consumer._queue.window.end_of is not None
+            assert consumer._queue.window.process is not None
             hold.set()
 
 
@@ -736,6 +892,7 @@ async def _coroutine(message: Message) -> None: ...
         ({"key": len, "order": "partition"}, "key"),
         ({"retry": 5}, "retry"),
         ({"retry_on": KeyboardInterrupt}, "retry_on"),
+        ({"retry_on": None}, "retry_on"),
         ({"handler": _coroutine}, "handler"),
         ({"handler": None}, "handler"),
         ({"timeout_s": 3}, "timeout_s"),

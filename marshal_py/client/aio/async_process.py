@@ -128,9 +128,9 @@ class AsyncProcess(Generic[K_co, V_co]):
         """Asks for no more, handles what has come, waits until the log has the positions, and ends: `Process.drain`."""
         self._event_loop.check("drain")
         self._context.check_call("AsyncProcess", "drain", waits=True)
+        timeout_s = check_wait(timeout_s)
         self._processing.drain()
         if self._inside():
-            check_wait(timeout_s)
             self._receiving.begin_drain(timeout_s)
             return False
         self._drained = await self._receiving.drain(timeout_s) or self._drained

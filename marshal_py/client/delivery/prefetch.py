@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from marshal_py.client.delivery.buffers import Buffer
 from marshal_py.client.delivery.redelivery import blocked
@@ -205,17 +205,31 @@ WAIT_S_MIN: Final = 0.0005
 WAIT_S_MAX: Final = 0.01
 
 
-class AckWindow:
-    """How much more of a claim may be delivered. `most`: None for any. `end_of(claim)`: below which a `process` takes
-    messages, if one runs."""
+class Taker(Protocol):
+    """A `process`, which takes what its consumer delivers, up to a bound of its own."""
 
-    __slots__ = ("_delivered", "_wait_s", "end_of", "most")
+    def end_of(self, claim: Claim) -> int:
+        """Returns the offset below which messages of a claim may come."""
+
+    def silent_s(self) -> float:
+        """Returns for how many seconds no handler has returned while all workers have one."""
+
+
+class AckWindow:
+    """How much more of a claim may be delivered. `most`: None for any. `process`: the one that runs, if any."""
+
+    __slots__ = ("_delivered", "_wait_s", "most", "process")
 
     def __init__(self, most: int | None) -> None:
         self.most: int | None = most
-        self.end_of: Callable[[Claim], int] | None = None
+        self.process: Taker | None = None
         self._delivered = 0
         self._wait_s = WAIT_S_MIN
+
+    @property
+    def bounds(self) -> bool:
+        """Returns whether anything may have to wait for acks."""
+        return self.most is not None or self.process is not None
 
     def room(self, claim: Claim, buffer: Buffer) -> int:
         """Returns how many messages of `buffer` may be delivered for the first time under this claim; sys.maxsize:
@@ -224,7 +238,7 @@ class AckWindow:
             return 0
         if not isinstance(claim.tracker, AtLeastOnce):
             return sys.maxsize
-        room = sys.maxsize if self.end_of is None else buffer.room_below(self.end_of(claim))
+        room = sys.maxsize if self.process is None else buffer.room_below(self.process.end_of(claim))
         return room if self.most is None else max(0, min(room, self.most - claim.tracker.taken))
 
     def wait_s(self, buffers: Iterable[Buffer], delivered: int) -> float | None:
@@ -247,7 +261,7 @@ class AckWindow:
 
     def _full(self, buffers: Iterable[Buffer]) -> Iterator[Claim]:
         """Yields the claims of which messages are buffered and none may be delivered before another is finished."""
-        for buffer in buffers if self.most is not None or self.end_of is not None else ():
+        for buffer in buffers if self.bounds else ():
             claim = buffer.claim
             if claim is not None and buffer.fetched and not buffer.paused_by_user and not self.room(claim, buffer):
                 yield claim

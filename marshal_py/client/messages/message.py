@@ -537,6 +537,13 @@ def put_back(message: Message[Any, Any], delay_s: float = 0.0) -> None:
     message._delivered.put_back(message._index, message._raw, delay_s)
 
 
+def waits_s(message: Message[Any, Any], now: Instant) -> float:
+    """Returns in how many seconds a message that was given back is due; 0 if it does not wait. With the lock held."""
+    tracker, _ = _tracked(message._delivered)
+    found = None if tracker.redeliveries is None else tracker.redeliveries.waiting.get(message.offset)
+    return 0.0 if found is None else max(0, found.due_ms - now.mono_ms) / 1000
+
+
 def _tracked(delivered: Delivered) -> tuple[AtLeastOnce, OffsetRun]:
     tracker, run = delivered.claim.tracker, delivered.run
     assert isinstance(tracker, AtLeastOnce)

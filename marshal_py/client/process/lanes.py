@@ -92,6 +92,13 @@ class Lanes:
         self.held[claim] = Held(held.messages + 1, held.size_bytes + payload_size(message))
         self._offer(lane)
 
+    def parked_before(self, key: LaneKey, message: AnyMessage) -> AnyMessage | None:
+        """Returns the parked message that one which comes into the lane of `key` has to wait for; None if none."""
+        parked = lane.parked if (lane := self._lanes.get(key)) else None
+        if parked is None or parked.offset == message.offset or claim_of(parked) is not claim_of(message):
+            return None
+        return parked
+
     def add_parked(self, key: LaneKey, message: AnyMessage) -> None:
         """Has the lane that `key` names wait for a message that was given back before this `process` began."""
         lane = self._lane(key)

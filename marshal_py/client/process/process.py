@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self
 
 from marshal_py.client.connection.context import Context
+from marshal_py.client.messages.message import Message
 from marshal_py.client.process.processing import LOOK_S, SHUT_S, LaneInfo, Processing, ProcessStats
 from marshal_py.client.receive.consume import ConsumeContext
 from marshal_py.client.receive.consuming import AWAIT_IT, Handler
@@ -36,6 +37,7 @@ class Process(Generic[K_co, V_co]):
         """Prepares it; `start` begins. `consume(take)` begins to receive, on a thread that calls `take(message)`."""
         self._context, self._processing, self._handler, self._consume = context, processing, handler, consume
         self._receiving: ConsumeContext[K_co, V_co]
+        self._receiver: threading.Thread | None = None
         self._drained = False
         self._ended = threading.Event()
         workers = range(processing.settings.workers)
@@ -48,12 +50,18 @@ class Process(Generic[K_co, V_co]):
         """Begins to receive, and to handle."""
         self._processing.attach()
         try:
-            self._receiving = self._consume(self._processing.take)
+            self._receiving = self._consume(self._take)
         except BaseException:
             self._processing.detach(refused=True)
             raise
-        for thread in (*self._workers, self._watcher):
-            thread.start()
+        try:
+            for thread in (self._watcher, *self._workers):
+                thread.start()
+        except BaseException:  # no more threads can be made: those that began end
+            self._processing.halt()
+            self._receiving.stop()
+            self._processing.close()
+            raise
 
     def __repr__(self) -> str:
         return f"Process({self._receiving!r})"
@@ -81,13 +89,15 @@ class Process(Generic[K_co, V_co]):
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until it has ended, at most `timeout_s` seconds (None: any time). Returns whether it has.
 
-        Raises what ended it, if that was an error; InvalidOption; ReentrantCall inside a handler, whose end it would
-        wait for.
+        Raises what ended it, if that was an error; InvalidOption; ReentrantCall inside a handler or the key
+        function, whose end it would wait for.
         """
         self._context.check_call("Process", "wait", waits=True)
         timeout_s = check_wait(timeout_s)
         if self._inside():
-            raise ReentrantCall("wait", "a handler of this process", "call stop() there, which returns at once")
+            raise ReentrantCall(
+                "wait", "a handler or the key function of this process", "call stop() there, which returns at once"
+            )
         if not self._ended.wait(timeout_s):
             return False
         if self.error is not None:
@@ -95,7 +105,7 @@ class Process(Generic[K_co, V_co]):
         return True
 
     def _inside(self) -> bool:
-        return threading.current_thread() in self._workers
+        return threading.current_thread() in (*self._workers, self._receiver)
 
     # --- ending
 
@@ -132,9 +142,9 @@ class Process(Generic[K_co, V_co]):
         Returns whether everything that had come is handled and the log has the positions. Raises InvalidOption.
         """
         self._context.check_call("Process", "drain", waits=True)
+        timeout_s = check_wait(timeout_s)
         self._processing.drain()
         if self._inside():
-            check_wait(timeout_s)
             self._receiving.begin_drain(timeout_s)
             return False
         self._drained = self._receiving.drain(timeout_s) or self._drained
@@ -143,6 +153,10 @@ class Process(Generic[K_co, V_co]):
         return self._drained
 
     # --- its threads
+
+    def _take(self, message: Message[K_co, V_co]) -> None:
+        self._receiver = threading.current_thread()  # which calls the key function
+        self._processing.take(message)
 
     def _watch(self) -> None:
         """Looks for claims that end, until the consume has ended and the last handler has returned."""

@@ -8,6 +8,7 @@ Release waits for it. It stays in its lane while its partition is about to move,
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import threading
@@ -17,6 +18,8 @@ from typing import Final, Generic
 
 from msgspec import Struct
 
+from marshal_py.client.connection.context import ForkedLock, watch_forks
+from marshal_py.client.delivery.prefetch import Taker
 from marshal_py.client.messages.message import (
     Message,
     begin,
@@ -26,6 +29,7 @@ from marshal_py.client.messages.message import (
     queue,
     raw_key,
     waiting_again,
+    waits_s,
 )
 from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
 from marshal_py.client.receive.consuming import report_failure
@@ -113,7 +117,8 @@ def check_settings(
     if retry is not None and not isinstance(retry, Retry):
         raise InvalidOption("retry", retry, "a Retry(...), or None for its defaults")
     retry = Retry() if retry is None else retry
-    kinds = (retry_on,) if isinstance(retry_on, type) else tuple(retry_on)
+    one = isinstance(retry_on, type) or not isinstance(retry_on, Iterable)
+    kinds: tuple[type[BaseException], ...] = (retry_on,) if one else tuple(retry_on)  # type: ignore[assignment, arg-type]
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             raise InvalidOption("retry_on", kind, "a class of exceptions below Exception, or several")
@@ -153,7 +158,13 @@ class Processing(Generic[K_co, V_co]):
         self._share_bytes, self._timeout_s = driver.options.prefetch_bytes, driver.options.handler_timeout_s
         self._begun_s: dict[int, float] = {}  # by id of a message that a handler has: since when
         self._finished = self._retried = self._ended = 0
-        self._before: Callable[[Claim], int] | None = None  # what bounded the consumer when this began
+        self._pid = os.getpid()
+        watch_forks(self)
+        self._before: Taker | None = None  # what bounded the consumer when this began
+
+    def forked(self) -> None:
+        """Makes what asks the lanes raise UsedAfterFork in a forked child process. Called in the child."""
+        self.changed = ForkedLock("Process", self._pid)
 
     def _lane_of(self, message: AnyMessage) -> LaneKey:
         tp, settings = claim_of(message).tp, self.settings
@@ -181,13 +192,13 @@ class Processing(Generic[K_co, V_co]):
             for key, message in keyed:
                 self._lanes.add_parked(key, message)
         with self._context.lock:  # last: what the key function raises leaves the consumer as it was
-            self._before, self._queue.window.end_of = self._queue.window.end_of, self.end_of
+            self._before, self._queue.window.process = self._queue.window.process, self
 
     def detach(self, *, refused: bool = False) -> None:
         """Bounds nothing any more. `refused`: another `process` runs, which bounds again what it did before."""
         with self._context.lock:
-            if self._queue.window.end_of == self.end_of:  # else a later `process` has begun
-                self._queue.window.end_of = self._before if refused else None
+            if self._queue.window.process is self:  # else a later `process` has begun
+                self._queue.window.process = self._before if refused else None
 
     def end_of(self, claim: Claim) -> int:
         """Returns the offset below which messages of a claim may come. Called with the Marshal's lock held. It is
@@ -215,11 +226,21 @@ class Processing(Generic[K_co, V_co]):
         with self._context.lock:
             queue(message, self._context.clock.now())
         with self.changed:
-            if not self.over:
+            parked = self._lanes.parked_before(key, message) if self.draining else None
+            if not self.over and parked is None:
                 self._lanes.add(key, message)
                 self.changed.notify()
                 return
-        put_back(message)
+        self._put_behind(parked, [message])
+
+    def _put_behind(self, parked: AnyMessage | None, messages: Iterable[AnyMessage]) -> None:
+        """Gives back messages that wait, until the one is due that is tried again before them."""
+        delay_s = 0.0
+        if parked is not None:
+            with self._context.lock:
+                delay_s = waits_s(parked, self._context.clock.now())
+        for message in messages:
+            put_back(message, delay_s)
 
     # --- handling
 
@@ -386,9 +407,9 @@ class Processing(Generic[K_co, V_co]):
         with self.changed:
             self.draining = True
             parked = [lane.parked for lane in self._lanes.unfinished() if lane.parked is not None]
-            behind = [one for message in parked for one in self._lanes.behind(message)]
-        for message in behind:
-            put_back(message)
+            behind = [(message, self._lanes.behind(message)) for message in parked]
+        for message, messages in behind:
+            self._put_behind(message, messages)
 
     def halt(self) -> None:
         """Begins with no more messages, and tells once for how many handlers it waits."""
@@ -412,6 +433,12 @@ class Processing(Generic[K_co, V_co]):
         self.detach()
 
     # --- telling
+
+    def silent_s(self) -> float:
+        """Returns for how many seconds no handler has returned while all workers have one; 0 if not all have."""
+        with self.changed:
+            busy = not self._halted and self._lanes.working >= self.settings.workers
+            return self._monotonic() - self._worked_at if busy else 0.0
 
     def any_ready(self) -> bool:
         """Returns whether a message waits for nothing but a handler. With `changed` held."""

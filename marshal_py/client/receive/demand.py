@@ -116,6 +116,8 @@ class ConsumeDemand(Demand):
         return self.stopped or (self.drain_until is not None and self._context.monotonic() >= self.drain_until)
 
     def ends(self, shut: bool) -> bool:
+        if self.drain_until is not None and self.intake.waits_in_lanes():
+            return False
         if self._drain_left <= 0:
             return True
         if self.drain_until is None:

@@ -19,6 +19,7 @@ from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.receive.membership import WAIT_SLICE_S
 from marshal_py.client.values.bounds import BOUNDS
 from marshal_py.client.values.waits import Change, Poll, PollAhead, Steps
+from marshal_py.protocol.claims.claim import ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.transport.ports import Chunk
 from marshal_py.transport.settings import PIECE_MESSAGES
@@ -59,7 +60,7 @@ class Intake:
             if self.asks_grants():
                 yield Change(min(timeout_s, GRANT_SLICE_S), seen)
                 timeout_s = 0.0
-        elif timeout_s > 0 and queue.window.most is not None:
+        elif timeout_s > 0 and queue.window.bounds:
             with context.lock:
                 wait_s, seen = queue.window.wait_s(queue.buffers.values(), queue.delivered), context.changes
             if wait_s is not None:
@@ -114,9 +115,21 @@ class Intake:
         yield from self.pull(0.0)  # what is fetched ahead of a claim (A3), and librdkafka's own callbacks
 
     def waits_for_handlers(self) -> bool:
-        """Returns whether buffered messages come only once handlers have answered others (`max_acks_pending`)."""
+        """Returns whether buffered messages come only once handlers have answered others (`max_acks_pending`), or
+        delivered ones wait for their handlers (D17)."""
+        if self.waits_in_lanes():
+            return True
         with self._context.lock:
             return self._queue.window.waits_for_handlers(self._queue.buffers.values())
+
+    def waits_in_lanes(self) -> bool:
+        """Returns whether delivered messages wait for their handlers (D17). Without those that were given back."""
+        with self._context.lock:
+            claims = [claim for claim in self._driver.member.claims.values() if claim.phase is ClaimPhase.OPEN]
+            return any(
+                isinstance(claim.tracker, AtLeastOnce) and claim.tracker.awaited > claim.tracker.held
+                for claim in claims
+            )
 
     def asks_grants(self) -> bool:
         """Asks for grants, in at-most-once mode. Returns True while fetched messages wait for a grant."""
