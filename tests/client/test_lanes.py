@@ -7,6 +7,9 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from marshal_py.client.process import lanes
 from marshal_py.client.process.lanes import LaneKey, Lanes
 from marshal_py.protocol.wire.identity import TopicPartition
 
@@ -154,6 +157,25 @@ def test_a_partition_that_stays_after_all_goes_on_behind_what_is_tried_again() -
     assert world.lanes.next() is None
     world.lanes.add(LaneKey(TP, 0), world.message(0))
     assert [message.offset for message in (world.lanes.next(),) if message] == [0]
+
+
+def test_of_dead_keys_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "DEAD_KEYS_MAX", 2)
+    world = World()
+    messages = [world.message(offset) for offset in range(2 * KEYS)]
+    for message in messages[:3]:
+        world.lanes.add(LaneKey(TP, message.offset % KEYS), message)
+        assert world.lanes.next() is message
+        world.lanes.mark_dead(message)
+        world.lanes.done(message)
+    assert list(world.lanes._lanes) == [], "no lane is kept"
+    follows = []
+    for message in messages[KEYS:]:
+        world.lanes.add(LaneKey(TP, message.offset % KEYS), message)
+        assert world.lanes.next() is message
+        follows.append(world.lanes.follows_dead(message))
+        world.lanes.done(message)
+    assert follows == [False, True, True, False]
 
 
 def test_what_is_dropped_holds_up_its_lane_no_more() -> None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Hashable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from marshal_py.client.messages.message import Message, claim_of, payload_size
 from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.wire.identity import TopicPartition
 
 AnyMessage = Message[Any, Any]
+DEAD_KEYS_MAX: Final = 100_000  # of one claim: about 20 MB; a topic of which more keys are dead has another problem
 
 
 def _offset_of(message: AnyMessage) -> int:
@@ -33,9 +34,9 @@ class LaneKey(NamedTuple):
 
 
 class Lane:
-    """What is unfinished of one lane. `dead`: the claim under which a message of it became a dead letter."""
+    """What is unfinished of one lane."""
 
-    __slots__ = ("dead", "key", "parked", "queued", "waiting", "working")
+    __slots__ = ("key", "parked", "queued", "waiting", "working")
 
     def __init__(self, key: LaneKey) -> None:
         self.key = key
@@ -43,7 +44,6 @@ class Lane:
         self.working: AnyMessage | None = None
         self.parked: AnyMessage | None = None
         self.queued = False  # among those that are ready
-        self.dead: Claim | None = None
 
     @property
     def blocked(self) -> bool:
@@ -66,6 +66,7 @@ class Lanes:
         self.ready: deque[Lane] = deque()
         self.shut: dict[Claim, list[Lane]] = {}  # claims that may not deliver now, and their lanes that were ready
         self.held: dict[Claim, Held] = {}
+        self._dead: dict[Claim, dict[LaneKey, None]] = {}  # of which lanes a message became a dead letter, oldest first
         self.working: int = 0
         self.waiting: int = 0
         self.parked: int = 0
@@ -172,11 +173,14 @@ class Lanes:
 
     def mark_dead(self, message: AnyMessage) -> None:
         """Notes that a message that works becomes a dead letter, so that the others of its lane follow it."""
-        self._of_message[id(message)].dead = claim_of(message)
+        keys = self._dead.setdefault(claim_of(message), {})
+        keys[self._of_message[id(message)].key] = None
+        if len(keys) > DEAD_KEYS_MAX:
+            del keys[next(iter(keys))]
 
     def follows_dead(self, message: AnyMessage) -> bool:
         """Returns whether a message of the lane of this one, which works, became a dead letter under the same claim."""
-        return self._of_message[id(message)].dead is claim_of(message)
+        return self._of_message[id(message)].key in self._dead.get(claim_of(message), ())
 
     # --- what is given up
 
@@ -204,13 +208,13 @@ class Lanes:
         not released after all.
         """
         taken = []
+        if claim is not None:
+            self._dead.pop(claim, None)
         for lane in list(self._lanes.values()):
             if lane.parked is not None and (claim is None or (claim.sealed and claim is claim_of(lane.parked))):
                 self._unpark(lane)
             if lane.waiting and claim in (None, claim_of(lane.waiting[0])):
                 taken += self._take(lane)
-            if lane.dead is claim:
-                lane.dead = None
             self._offer(lane)
         return taken
 
@@ -276,5 +280,5 @@ class Lanes:
             if not lane.queued:
                 lane.queued = True
                 self.ready.append(lane)
-        elif lane.dead is None and self._lanes.get(lane.key) is lane:
+        elif self._lanes.get(lane.key) is lane:
             del self._lanes[lane.key]
