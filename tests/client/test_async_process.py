@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Message, Retry, aio
+from marshal_py.client.process.processing import Processing
 from marshal_py.errors import EventLoopMisuse, InvalidOption, ReentrantCall
 from tests.client.test_process import Unwritable, fill
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster
@@ -159,6 +160,34 @@ def test_a_stop_waits_for_handlers_and_cancels_none(memory: MemoryTestCluster) -
             assert [message.offset for message in await consumer.fetch(18, min_messages=18)] == list(range(2, 20))
 
     asyncio.run(main())
+
+
+def test_a_drain_of_the_consumer_handles_what_waits(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with threads: also while no handler runs."""
+    topic, done = fill(memory, 30, keys=1), []
+    begin, look, looks = Processing.begin, Processing.look, []
+    shut = [False]
+    monkeypatch.setattr(Processing, "begin", lambda self: (None, True) if shut[0] else begin(self))
+    monkeypatch.setattr(Processing, "look", lambda self: (look(self), looks.append(None)))
+
+    async def main() -> None:
+        async def handle(message: Message) -> None:
+            done.append(message.offset)
+            shut[0] = len(done) == 1  # no further one begins for a while
+
+        async with opened(memory, topic) as consumer:
+            work = consumer.process(handle)
+            await until(lambda: work.stats().finished == 1 and work.stats().waiting == 29, "the others wait")
+            ending = asyncio.create_task(consumer.drain())
+            await until(lambda: work._receiving.draining, "it drains")
+            seen = len(looks)
+            await until(lambda: len(looks) > seen + 8 or work.closed, "it has had the time to end")
+            shut[0] = False
+            await ending
+            assert await work.wait(DEADLINE_S)
+
+    asyncio.run(main())
+    assert done == list(range(30))
 
 
 def test_inside_a_handler_it_can_be_drained_and_not_waited_for(memory: MemoryTestCluster) -> None:
