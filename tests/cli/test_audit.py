@@ -81,6 +81,7 @@ ELSEWHERE = {
     "topics update",
     "topics rm",
     "topics purge",
+    "dead-letters",
 }  # no records of groups
 
 

@@ -49,6 +49,15 @@ def _closing(closed: list[bool], *numbers: int) -> Iterator[None]:
         closed.append(True)
 
 
+@pytest.fixture
+def pythons_own() -> Iterator[None]:
+    """Python's own handler of ctrl-C, as in a program of its own: a SparkContext of another test leaves another."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("pythons_own")
 def test_a_second_signal_does_not_end_the_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
     before = signal.getsignal(signal.SIGINT)
@@ -66,6 +75,7 @@ def test_a_second_signal_does_not_end_the_clean_up(monkeypatch: pytest.MonkeyPat
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.usefixtures("pythons_own")
 def test_without_a_signal_nothing_stays_changed() -> None:
     before = signal.getsignal(signal.SIGINT)
     with output.until_interrupted():
