@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support import key_order, transaction_kills
-from tests.support.kafka import Cluster
+from tests.support.kafka import Cluster, start_cluster
 
 
 @pytest.mark.proof
@@ -20,12 +20,16 @@ def test_the_order_per_key_survives_every_change(kafka: Cluster, tmp_path: Path)
 
 
 @pytest.mark.proof
-def test_each_payment_takes_effect_once(kafka: Cluster, tmp_path: Path) -> None:
-    """30,000 payments, three processes of 16 workers with an inbox; 20 kills and 4 stops in the midst of their work."""
+def test_each_payment_takes_effect_once(tmp_path: Path) -> None:
+    """30,000 payments, three processes of 16 workers with an inbox; 20 kills and 4 stops in the midst of their work.
+
+    The broker is its own: the program of the page reads the topic `orders`, which another test has too.
+    """
     topic = NewTopic(transaction_kills.TOPIC, transaction_kills.PARTITIONS, 1)
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})  # it must live until the topic is there
-    admin.create_topics([topic])[topic.topic].result(60)
     ends = [int(signal.SIGKILL)] * 20 + [int(signal.SIGTERM)] * 4
     random.Random(1).shuffle(ends)
-    count = transaction_kills.run(kafka.bootstrap, tmp_path, 30_000, ends, 3, seed=1, name="inbox")
+    with start_cluster() as kafka:
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap})  # it must live until the topic is there
+        admin.create_topics([topic])[topic.topic].result(60)
+        count = transaction_kills.run(kafka.bootstrap, tmp_path, 30_000, ends, 3, seed=1, name="inbox")
     assert count == (30_000, 0, 0)
