@@ -140,6 +140,21 @@ def test_nothing_is_claimed_and_nothing_granted_meanwhile() -> None:
     assert not a.member.ended
 
 
+def test_a_request_that_was_due_wakes_nobody_meanwhile() -> None:
+    """G6: with a grant due, a tick that may not ask for it must not ask for another tick at once."""
+    cluster = VirtualCluster(mode=2)
+    a, b = cluster.team("a", "b")
+    plant(cluster, b, always=True)
+    a.fold_again = lambda at: None  # type: ignore[method-assign]  # the bytes cannot be read now
+    cluster.run_until(lambda: a.member.divergence.active, I)
+    a.member.rebalancer.grant_requests.due_ms = a.now.mono_ms
+    for _ in range(3):
+        a.member.request_tick()
+        a.tick()
+        assert a.member.deadline_ms > a.now.mono_ms
+        cluster.run(THIRD_MS)
+
+
 def test_what_is_compared() -> None:
     """G5: digests of this fold version, of checkpoints that are still known, of other client ids."""
     cluster = VirtualCluster()

@@ -114,6 +114,22 @@ def _drop_ended(owners: dict[int, tuple[str, int, int]], verdict: Verdict) -> No
         del owners[epoch]
 
 
+def test_a_lost_claim_holds_up_no_topic() -> None:
+    """A9, T17: a topic moves although claims of its partitions are lost that its owner does not repeat."""
+    cluster, counts = cluster_of(), {"a": 2, "b": 2}
+    one = add(cluster, "one", counts)
+    cluster.run_until(lambda: len(cluster.group.claims) == len(counts), INTERVAL_MS)
+    one.hold_writes()  # the claims of the partitions, which are under way
+    two = add(cluster, "two", counts)
+    cluster.run_until(lambda: len(cluster.group.sessions) == 2, INTERVAL_MS)
+    cluster.run(INTERVAL_MS // 3)
+    assert {tp.partition for tp in one.member.rebalancer._claiming} == {0, 1}
+    one.release_writes(lose=True)
+    cluster.run(4 * INTERVAL_MS)
+    assert len(topics_of(one)) == len(topics_of(two)) == 1
+    never_split(cluster)
+
+
 def test_topics_move_whole_on_a_join_a_crash_a_step_down_and_a_pause() -> None:
     """A9: a hand-over drains all, then releases the topic itself, last."""
     cluster, counts = cluster_of(), {"a": 4, "b": 4}

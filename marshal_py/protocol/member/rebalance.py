@@ -404,7 +404,8 @@ class Rebalancer:
         if self._now_ms != now.mono_ms:
             return None
         wait_ms = 1 if self._more else self.candidacy.wait_ms()
-        due = self.grant_requests.due_ms
+        # While a digest differs nobody asks for grants, and the time at which one was due may be over.
+        due = None if self.divergence.active else self.grant_requests.due_ms
         return due if wait_ms is None else min(now.mono_ms + wait_ms, now.mono_ms + wait_ms if due is None else due)
 
     def tick_quiescent(self, group: Group, now: Instant, out: Ready) -> None:
@@ -431,24 +432,25 @@ class Rebalancer:
                 out.send.append(Evict(sid, session.extended, waited_ms, self.member.options.client_id[:BY_CHARS_MAX]))
         return evicted
 
-    def _forget_stale_claims(self, group: Group) -> None:
-        """Forgets claims in flight whose partition has another version now (T17), so that claims_max does not count
-        them."""
-        for tp, (observed, _) in list(self._claiming.items()):
+    def _forget_stale_claims(self, group: Group, now: Instant) -> None:
+        """Forgets claims in flight whose partition has another version now, and those sent an interval ago, which are
+        lost: neither counts for claims_max, nor holds up a cover (T17)."""
+        for tp, (observed, sent_ms) in list(self._claiming.items()):
             known = group.partitions.get(tp)
-            if known is not None and known.version != observed:
+            changed = known is not None and known.version != observed
+            if changed or now.mono_ms - sent_ms >= self.member.options.interval_ms:
                 del self._claiming[tp]
 
     def awaits_claims(self, group: Group, now: Instant) -> bool:
         """Returns whether a claim that was sent less than an interval ago may still be accepted (T16)."""
-        self._forget_stale_claims(group)
-        return any(now.mono_ms - sent_ms < self.member.options.interval_ms for _, sent_ms in self._claiming.values())
+        self._forget_stale_claims(group, now)
+        return bool(self._claiming)
 
     def _claim(self, group: Group, evicted: set[int], now: Instant, out: Ready) -> None:
         """Claims free partitions whose turn it is, up to claims_max (A2, A5), and what the target gives here of the
         sessions `evicted` by this tick."""
         seen = self.candidacy
-        self._forget_stale_claims(group)
+        self._forget_stale_claims(group, now)
         due = self._head_starts.due(
             group, self.member.detector, seen.revision, lambda tp: seen.rank_for(group, tp), self.topics.own
         )
@@ -476,8 +478,9 @@ class Rebalancer:
         session = group.sessions[self.member.session]
         return len(session.epochs) - session.held + sum(one.partition < 0 and one != tp for one in self._claiming)
 
-    def claims_topic(self, topic: str) -> bool:
+    def claims_topic(self, group: Group, topic: str, now: Instant) -> bool:
         """Returns whether a claim of the topic or in it is in flight. The pin's topic ("") stands for all."""
+        self._forget_stale_claims(group, now)
         return any(topic in (tp.topic, PIN.topic) for tp in self._claiming)
 
     def _try(self, group: Group, tp: TopicPartition, observed: int, now: Instant, out: Ready) -> None:

@@ -174,7 +174,9 @@ class Releases:
         for cover in list(self._own_covers(group)):
             topic, to = cover.tp.topic, self.candidacy.goes_to(cover.tp)
             goes = group.paused or to != me or self.topics.recreated(group, topic)
-            if not goes or self._is_used(topic) or not self.member.retry_due(self._covers_sent.get(cover.epoch), now):
+            if not goes or not self.member.retry_due(self._covers_sent.get(cover.epoch), now):
+                continue
+            if self._is_used(group, topic, now):
                 continue
             self._covers_sent[cover.epoch] = now.mono_ms
             if len(self._covers_sent) > len(group.topics) + 1:
@@ -192,6 +194,7 @@ class Releases:
                 if group.claims[epoch].tp.partition < 0:
                     yield group.claims[epoch]
 
-    def _is_used(self, topic: str) -> bool:
-        claims = self.member.claims.values()
-        return self.rebalancer.claims_topic(topic) or any(topic in (claim.tp.topic, PIN.topic) for claim in claims)
+    def _is_used(self, group: Group, topic: str, now: Instant) -> bool:
+        if self.rebalancer.claims_topic(group, topic, now):
+            return True
+        return any(topic in (claim.tp.topic, PIN.topic) for claim in self.member.claims.values())
