@@ -424,7 +424,7 @@ class Group:
             return Moved(rows_of(owners, plan.before, after, parked), plan.moved_at, plan.token, recreated)
 
     def positions(self) -> dict[TopicPartition, int]:
-        """Returns every position that the group has. `position_text.print_table` writes them as CSV."""
+        """Returns every position that the group has."""
         with self.runner() as runner:
             return overview.positions(_state(runner))
 

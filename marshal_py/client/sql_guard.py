@@ -185,17 +185,26 @@ class Rules:
         """Yields the statements; returns new messages in order. Sources are sorted, as by every writer, so that none
         wait in a circle."""
         spans, given = spans_of_messages(messages)
-        new: dict[Source, Ranges] = {}
-        fenced: list[WriteFenced] = []
-        for source, span in sorted(spans.items()):
-            missing = yield from self.take(span.group, source, span)
-            if isinstance(missing, WriteFenced):
-                fenced.append(missing)
-            else:
-                new[source] = missing
-        if fenced and not new:
-            raise fenced[0]
-        return [one for source, one in given if holds(new.get(source, ()), one.offset)]
+        missing = {source: self.take(span.group, source, span) for source, span in sorted(spans.items())}
+        return (yield from _not_applied(given, missing))
+
+
+def _not_applied(
+    given: Sequence[tuple[Source, M]], missing: Mapping[Source, Steps[Ranges | WriteFenced]]
+) -> Steps[list[M]]:
+    """Yields the statements of `missing`, source by source, and returns the messages that had no effect. A source whose
+    owner is stale has none; if all are so, it raises."""
+    new: dict[Source, Ranges] = {}
+    fenced: list[WriteFenced] = []
+    for source, steps in missing.items():
+        found = yield from steps
+        if isinstance(found, WriteFenced):
+            fenced.append(found)
+        else:
+            new[source] = found
+    if fenced and not new:
+        raise fenced[0]
+    return [one for source, one in given if holds(new.get(source, ()), one.offset)]
 
 
 def _key(group: str, source: Source) -> dict[str, object]:
@@ -245,17 +254,8 @@ class InboxRules(Rules):
         of: dict[Source, list[M]] = {}
         for source, one in sorted(given, key=lambda pair: (pair[0], pair[1].offset)):
             of.setdefault(source, []).append(one)
-        new: dict[Source, Ranges] = {}
-        fenced: list[WriteFenced] = []
-        for source, some in of.items():
-            missing = yield from self._mark(source, some)
-            if isinstance(missing, WriteFenced):
-                fenced.append(missing)
-            else:
-                new[source] = missing
-        if fenced and not new:
-            raise fenced[0]
-        return [one for source, one in given if holds(new.get(source, ()), one.offset)]
+        missing = {source: self._mark(source, some) for source, some in of.items()}
+        return (yield from _not_applied(given, missing))
 
     def _mark(self, source: Source, some: Sequence[M]) -> Steps[Ranges | WriteFenced]:
         """Marks messages of one source, and returns the offsets of those that had no effect.

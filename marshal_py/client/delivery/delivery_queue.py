@@ -39,7 +39,7 @@ AHEAD_MESSAGES_MAX: Final = 2_000  # per partition that is fetched ahead; more w
 
 
 class DeliveryQueue:
-    """All buffers of one consumer and decides what is delivered from them."""
+    """Keeps the buffers of one consumer, and decides what is delivered from them."""
 
     member: Member
     source: DataSource

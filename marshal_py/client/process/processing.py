@@ -139,7 +139,7 @@ def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None
 
 
 class Processing(Generic[K_co, V_co]):
-    """The messages of one `process`, and decides for both fronts. `changed` guards the lanes. It is never held
+    """The messages of one `process`, and what both fronts do with them. `changed` guards the lanes. It is never held
     while the Marshal's lock is taken: the queue asks `end_of` under that."""
 
     def __init__(self, receiving: Receiving, settings: Settings, draw: Callable[[], float] = random.random) -> None:

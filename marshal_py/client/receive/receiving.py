@@ -105,7 +105,7 @@ class Receiving:
                     if looks and demand.looks():
                         yield from self.intake.look()
                     yield from demand.refill()
-            came = False
+            skipped, came = came, False
             with context.outbox, context.lock:
                 reserved = queue.reserve(now(), demand.allows())
                 self.driver.report_finished()
@@ -115,6 +115,8 @@ class Receiving:
                 yield reserved
                 demand.delivered(reserved)
                 demand.resume()
+                continue
+            if skipped:  # what came was finished already: low buffers are filled again before the next wait
                 continue
             with context.lock:
                 seen, shut = context.changes, queue.deliverable() > 0
