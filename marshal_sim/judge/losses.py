@@ -140,17 +140,24 @@ def s18_unsettled(history: History) -> Iterator[Violation]:
     dead owner's names each message that was granted to it and delivered to nobody, and none that it had reported.
 
     The second part of that needs exact times: a handler may finish between the making of a heartbeat and its sending.
+    Of a cloned machine the first part is not judged: its user's calls begin again (Client.clone), though a handler that
+    it had is still at work.
     """
+    cloned = {client for _, *both in history.evidence.forks for client in both}
+    of_clones: set[tuple[str, int]] = set()  # claims
     ended: dict[tuple[str, int], dict[int, float]] = {}  # claim -> offset -> when the first handler had finished it
     for d in history.evidence.deliveries + history.evidence.other_deliveries:
         of_claim = ended.setdefault((d.group, d.epoch), {})
+        if d.client in cloned:
+            of_clones.add((d.group, d.epoch))
         of_claim[d.offset] = min(d.end_ms if d.end_ms >= 0 else FOREVER, of_claim.get(d.offset, FOREVER))
     noted = _notes(history)
     for key, claims in history.by_key.items():
         for claim in claims:
             handled = ended.get((key[0], claim.epoch), {})
             notes = noted.get((claim.session, key), ())
-            for step in claim.raised if claim.epoch >= history.evidence.inherited else ():
+            judged = claim.epoch >= history.evidence.inherited and (key[0], claim.epoch) not in of_clones
+            for step in claim.raised if judged else ():
                 for offset in _existing(history, key, step.before, step.after):
                     late = handled.get(offset, FOREVER) > step.sent_ms + history.slack.stamp_ms
                     if late and not any(note.start <= offset < note.to for note in notes):
