@@ -2,8 +2,10 @@
 
 A copy goes to the topic and the partition of the message, so that it comes behind later ones of its key in the same
 lane. In the same transaction a marker goes to the dead-letter topic: a record without content whose header
-`__dlq.redriven` names the message and the group that gave it up. A letter with a marker was put back. Two runs at once
-cannot miss each other's markers: a run reads the topic only after its producer has fenced those before it.
+`__dlq.redriven` names the message and the group that gave it up. A letter that is not newer than such a marker was put
+back. A newer one is about another failure: the group was moved back to the message, or its topic was created again.
+Two runs at once cannot miss each other's markers: a run reads the topic only after its producer has fenced those before
+it.
 """
 
 from __future__ import annotations
@@ -58,21 +60,26 @@ class Redriven(NamedTuple):
 
 
 def read(transport: Transport, name: str, select: Select = lambda letter: True) -> list[Letter]:
-    """Returns the letters that `select` takes, by message; of several about one message and group the first.
+    """Returns the letters that `select` takes, by message; of several about one message and group the newest.
 
     Of other records of the topic nothing is returned. Raises TopicMissing, ClusterUnreachable, AccessDenied.
     """
     letters: dict[str, Letter] = {}
-    redriven: set[str] = set()
+    redriven: dict[str, int] = {}  # by message: when it was put back last, in ms since 1970
     with closing(Topic(transport, name)) as topic:
         for page in topic.pages(GetRequest(batch=READ_AT_ONCE)):
             for stored in page:
                 letter, headers = _letter(stored), dict(stored.headers)
                 if letter is None and REDRIVEN in headers:
-                    redriven.add((headers[REDRIVEN] or b"").decode(errors="replace"))
-                elif letter is not None and len(letters) < LETTERS_MAX and select(letter):
-                    letters.setdefault(letter.message, letter)
-    found = [letter._replace(redriven=letter.message in redriven) for letter in letters.values()]
+                    message = (headers[REDRIVEN] or b"").decode(errors="replace")
+                    redriven[message] = max(stored.timestamp, redriven.get(message, -1))
+                elif letter is not None and select(letter):
+                    known = letters.get(letter.message)
+                    if len(letters) < LETTERS_MAX if known is None else stored.timestamp >= known.at.timestamp:
+                        letters[letter.message] = letter
+    found = [
+        letter._replace(redriven=letter.at.timestamp <= redriven.get(letter.message, -2)) for letter in letters.values()
+    ]
     return sorted(found, key=lambda letter: (letter.topic, letter.partition, letter.offset))
 
 

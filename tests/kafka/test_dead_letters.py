@@ -71,7 +71,7 @@ def test_letters_are_listed_and_chosen(place: Place) -> None:
     place.producer.produce(place.dlq, b"no letter")
     place.letter(0, "Timeout", group="audit")
     assert [(one["offset"], one["error"]) for one in place.listed("--group", "billing")] == [
-        (0, "Timeout"),
+        (0, "written again after a crash"),
         (1, "no amount"),
         (2, "Timeout"),
     ]
@@ -100,6 +100,18 @@ def test_each_message_is_put_back_once(place: Place) -> None:
     assert [(one.partition, one.key, one.value) for one in copies] == [(1, b"%d" % at, b"%d" % at) for at in (1, 0, 2)]
     assert dict(copies[0].headers) == {"trace": b"7", "__dlq.redriven": f"{place.orders}/1/1 billing".encode()}
     assert [one["redriven"] for one in place.listed()] == [True] * 3
+
+
+def test_a_message_that_fails_again_is_put_back_again(place: Place) -> None:
+    """The group was moved back to it, or its topic was created again: the letter is newer than the marker."""
+    place.letter(1)
+    assert place.run("--redrive", "--yes").stdout == "1 put back, 0 were before\n"
+    assert [one["redriven"] for one in place.listed()] == [True]
+    place.letter(1, "again")
+    assert [(one["error"], one["redriven"]) for one in place.listed()] == [("again", False)]
+    assert place.run("--redrive", "--yes").stdout == "1 put back, 0 were before\n"
+    assert place.run("--redrive", "--yes").stdout == "0 put back, 1 were before\n"
+    assert [one.key for one in place.put_back()] == [b"1", b"1"]
 
 
 def test_what_ends_a_run_puts_nothing_back_twice(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
