@@ -131,7 +131,7 @@ def _marshal(kills: int, interval_s: float, steady_s: float | None) -> Plan:
 
 
 def beyond_spacing(kills: Kills) -> str:
-    """Returns the figures of kills with a witness as the README and docs/last-will.md give them, with their goals."""
+    """Returns the figures of kills with a witness as the README and docs/operations.md give them, with their goals."""
     gaps_ms = [max(0.0, 1000 * (gap_s - PERIOD_S)) for gap_s in kills.takeover_s]
     again = kills.tally["again"] / kills.kills
     kept = KEEP_S * PARTITIONS / MEMBERS / PERIOD_S
@@ -144,7 +144,7 @@ def beyond_spacing(kills: Kills) -> str:
 
 
 def _witnessed(kills: int) -> Plan:
-    """The defaults, and a witness for each member: nobody waits for an eviction (docs/last-will.md)."""
+    """The defaults, and a witness for each member: nobody waits for an eviction (docs/operations.md)."""
     return Plan(WITNESSED, "marshal", kills, 2.0 / 3, PATIENCE_S, options={"last_will": "process"})
 
 

@@ -304,5 +304,5 @@ def test_a_program_chooses_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_promised_about_the_time() -> None:
-    """docs/last-will.md: at most every 50 ms."""
+    """docs/operations.md: at most every 50 ms."""
     assert KEEP_S == 0.05

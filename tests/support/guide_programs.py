@@ -165,12 +165,12 @@ def charge_all(at: Place) -> None:
     handled.check()
 
 
-@guide("docs/operations.md", 0)
+@guide("docs/operations.md", 1)
 def first_consumer_after_the_migration(at: Place) -> None:
     """Its fallback: nothing is committed. tests/kafka/test_runbooks.py commits."""
     handled = Handled(at)
     with pytest.raises(Enough):
-        at.run("docs/operations.md", 0, marshal_py=marshal_py, handle=handled.add)
+        at.run("docs/operations.md", 1, marshal_py=marshal_py, handle=handled.add)
     handled.check()
 
 

@@ -227,7 +227,7 @@ def tests_of_a_service(at: Place) -> None:
             result.result()
 
 
-# --- the keys of docs/process.md, docs/direct-get.md, docs/history.md
+# --- the keys of docs/process.md, docs/direct-get.md, the history of docs/operations.md
 
 
 @guide("docs/process.md", 4)
@@ -298,7 +298,7 @@ def groups(at: Place) -> None:
     assert at.group not in at.marshal.groups()
 
 
-@guide("docs/history.md", 0)
+@guide("docs/operations.md", 0)
 def options_of_the_history(at: Place) -> None:
     """A Marshal with these options works."""
     at.fill()
@@ -307,7 +307,7 @@ def options_of_the_history(at: Place) -> None:
     def connect(servers: str, **options: Any) -> None:
         opened.append(marshal_py.connect(servers, **options))
 
-    at.run("docs/history.md", 0, marshal_py=SimpleNamespace(connect=connect), servers=at.servers)
+    at.run("docs/operations.md", 0, marshal_py=SimpleNamespace(connect=connect), servers=at.servers)
     [marshal] = opened
     with marshal, marshal.consumer(at.group, [at.topic], start="earliest") as consumer:
         assert [one.value for one in consumer.fetch(MESSAGES, min_messages=MESSAGES, expires_s=DEADLINE_S)] == VALUES

@@ -93,7 +93,7 @@ def _print(found: Audit) -> None:
     )
     print(f"{found.digests} digests of two folds and {found.carried_digests} that the log carries compared")
     if found.diverged_notes:
-        print(f"{found.diverged_notes} notes of consumers whose states differed: see docs/history.md")
+        print(f"{found.diverged_notes} notes of consumers whose states differed: see docs/operations.md")
     if found.short_waits:
         print(f"{found.short_waits} evictions look too early by their timestamps, which the writers' clocks made")
     for line in found.story:
