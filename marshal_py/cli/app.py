@@ -15,8 +15,8 @@ from typer.main import get_command, get_group
 
 class Command(NamedTuple):
     """Says where a command is, and what the help shows of it before that is imported. `help`: the first sentence of its
-    own help text. `place`: the name of a module, of a function in it, and of the function's example; a group of
-    commands is the `app` of its module."""
+    own help text. `place`: the name of a module (of this package, or of marshal_sim with its whole name), of a function
+    in it, and of the function's example; a group of commands is the `app` of its module."""
 
     help: str
     place: str
@@ -47,7 +47,7 @@ COMMANDS: Final = {
     ),
     "verify": Command(
         "Fold the log twice and compare all digests, including those that consumers wrote into it.",
-        "verify verify EXAMPLE",
+        "marshal_sim.commands.verify verify EXAMPLE",
     ),
     "doctor": Command(
         "Check the connection, the coordination topic, this client's rights, clocks, versions, groups and growth.",
@@ -84,7 +84,8 @@ COMMANDS: Final = {
     "groups": Command("Administer groups.", "groups"),
     "members": Command("Administer the consumers of a group.", "members"),
     "simulate": Command(
-        "Run the protocol in simulated clusters with faults, and judge each run by the promises.", "simulate"
+        "Run the protocol in simulated clusters with faults, and judge each run by the promises.",
+        "marshal_sim.commands.simulate",
     ),
     "spark": Command("The coordination topic as data, on Spark.", "spark"),
 }
@@ -94,7 +95,7 @@ COMMANDS: Final = {
 def load(name: str) -> Any:
     """Imports a command of COMMANDS and returns it, as typer runs it."""
     module_name, *names = COMMANDS[name].place.split()
-    module = import_module(f"marshal_py.cli.{module_name}")
+    module = import_module(module_name if "." in module_name else f"marshal_py.cli.{module_name}")
     if not names:
         return get_group(module.app)
     function, example = names

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from marshal_py.cli import advisories, consume, demo, doctor, log, log_reset, produce, snapshot, state, verify
-from marshal_py.cli.simulate import audit, exhaustive
+from marshal_py.cli import advisories, consume, demo, doctor, log, log_reset, produce, snapshot, state
+from marshal_sim.commands import audit, exhaustive, verify
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
 
 EXAMPLES = [

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from marshal_py.cli import simulate
-from marshal_py.cli.simulate import one_run
-from marshal_py.cli.simulate.seeds import FLAGS
 from marshal_py.protocol.fold.world import FOLD_VERSION
 from marshal_py.protocol.wire.records import Checkpoint, ClaimState, Heartbeat
 from marshal_sim.cluster.run import Result as Ran
 from marshal_sim.cluster.run import simulate as run_seed
+from marshal_sim.commands import one_run, simulate
+from marshal_sim.commands.seeds import FLAGS
 from marshal_sim.judge.evidence import Violation
 from marshal_sim.mutants.mutants import MUTANTS, SEEDS_BASE, Hunt, switched_on
 from marshal_sim.tools import sweep

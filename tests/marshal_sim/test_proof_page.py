@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from marshal_py.cli import simulate
 from marshal_sim.cluster.faults import KINDS
+from marshal_sim.commands import simulate
 from marshal_sim.tools.story import PROMISES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -8,7 +8,9 @@ import typer
 
 from marshal_py.cli import output
 from marshal_py.cli.options import Json, command
-from marshal_py.cli.simulate import one_run, seeds
+from marshal_sim.commands import one_run, seeds
+from marshal_sim.mutants.mutants import MUTANTS, SEEDS_BASE
+from marshal_sim.tools import sweep
 
 EXAMPLE: Final = output.example("marshal simulate mutants X9")
 SCHEDULES: Final = 10_000
@@ -34,8 +36,6 @@ def mutants(
     Exit code 1: a planted bug was not found. With NAME it is 1 when the bug is found, as for any run that violates a
     promise.
     """
-    from marshal_sim.tools import sweep
-
     if (trace or shrink is not None or html is not None) and seed is None:
         raise typer.BadParameter("--trace, --shrink and --html need --seed")
     if name is None:
@@ -51,9 +51,6 @@ def mutants(
 
 
 def _check_name(name: str) -> None:
-    from marshal_sim.mutants.mutants import MUTANTS
-    from marshal_sim.tools import sweep
-
     if name in sweep.COUNTED:
         raise typer.BadParameter(f"{name} is not planted: runs count how often it occurs")
     if name not in MUTANTS:
@@ -61,8 +58,6 @@ def _check_name(name: str) -> None:
 
 
 def _search_all(schedules: int, processes: int, as_json: bool) -> None:
-    from marshal_sim.tools import sweep
-
     missed = False
     for found in sweep.hunt_all(schedules, processes):
         missed |= found.found is False
@@ -80,9 +75,6 @@ def _search_all(schedules: int, processes: int, as_json: bool) -> None:
 
 
 def _search(name: str, seed: int | None, schedules: int, trace: bool, as_json: bool) -> None:
-    from marshal_sim.mutants.mutants import MUTANTS, SEEDS_BASE
-    from marshal_sim.tools import sweep
-
     ran = 1
     if seed is None:
         hunt = sweep.hunt(name, schedules)

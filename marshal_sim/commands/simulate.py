@@ -9,7 +9,7 @@ from typing import Final
 
 import typer
 
-from marshal_py.cli.simulate import audit, exhaustive, mutants, run
+from marshal_sim.commands import audit, exhaustive, mutants, run
 
 app: Final = typer.Typer(
     help="Run the protocol in simulated clusters with faults, and judge each run by the promises.",

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
 from marshal_py.cli import output
-from marshal_py.cli.simulate import seeds
 from marshal_py.errors import InvalidOption
-
-if TYPE_CHECKING:
-    from marshal_sim.cluster.run import Result
-    from marshal_sim.cluster.scenario import Options
-    from marshal_sim.tools import sweep
-    from marshal_sim.tools.schedule import Schedule
+from marshal_sim.cluster.run import Result
+from marshal_sim.cluster.scenario import Options
+from marshal_sim.commands import seeds
+from marshal_sim.tools import sweep
+from marshal_sim.tools.report import page, takeover_times
+from marshal_sim.tools.schedule import Schedule, of_seed, parse, run, telling, text_of
+from marshal_sim.tools.shrink import shrink
+from marshal_sim.tools.story import line_of, story
 
 NEIGHBOURS: Final = 20  # runs whose take-overs make the histogram: one run alone has a few
 
@@ -52,10 +53,6 @@ def show_seed(seed: int, trace: bool, as_json: bool) -> None:
 def run_seed(seed: int, mutant: str | None, trace: bool, as_json: bool) -> Result:
     """Runs one seed and returns its result. With `trace`, prints everything that happened in the run. Without `trace`
     it prints, if the run violates a promise, only the story that led to the violation."""
-    from marshal_sim.tools import sweep
-    from marshal_sim.tools.schedule import telling
-    from marshal_sim.tools.story import story
-
     if not trace:
         result = sweep.run_one(seed, mutant)
         if result.violations and not as_json:
@@ -72,8 +69,6 @@ def show(
 ) -> None:
     """Runs the schedule in `file`, or the one of `seed`, and shows what `asked` wants of it. `options`: what the caller
     fixed, of --queries, --policy and seeds.FLAGS. Exit code 1 if the run violates a promise."""
-    from marshal_sim.cluster.scenario import Options
-
     schedule, again = _wanted(file, seed, mutant)
     if options is not None and options != Options():
         schedule = schedule._replace(
@@ -87,10 +82,6 @@ def show(
 
 def run_one(schedule: Schedule, again: str, asked: Asked, as_json: bool) -> None:
     """Runs one schedule. `again`: the command that repeats it. Exit code 1 if it violates a promise."""
-    from marshal_sim.tools import sweep
-    from marshal_sim.tools.schedule import run, telling, text_of
-    from marshal_sim.tools.shrink import shrink
-
     keep, html = asked.keep, asked.html
     if keep is not None:
         if not run(schedule).violations:
@@ -110,8 +101,6 @@ def run_one(schedule: Schedule, again: str, asked: Asked, as_json: bool) -> None
 
 
 def _wanted(file: Path | None, seed: int | None, mutant: str | None) -> tuple[Schedule, str]:
-    from marshal_sim.tools.schedule import of_seed, parse
-
     if file is None:
         assert seed is not None  # the command has checked it
         return of_seed(seed, mutant), seeds.again(seed, mutant)
@@ -123,11 +112,6 @@ def _wanted(file: Path | None, seed: int | None, mutant: str | None) -> tuple[Sc
 
 def _page(schedule: Schedule, watched: sweep.TracedRun, again: str) -> str:
     """Returns a run as an HTML page. Its histogram also counts the take-overs in the runs of the seeds that follow."""
-    from marshal_sim.cluster.scenario import Options
-    from marshal_sim.tools import sweep
-    from marshal_sim.tools.report import page, takeover_times
-    from marshal_sim.tools.schedule import Schedule
-
     world = Options(dump=schedule.options.dump, group=schedule.options.group)
     times = takeover_times(watched.logs, watched.result.scenario.interval_ms)
     for number in range(1, NEIGHBOURS):
@@ -138,9 +122,6 @@ def _page(schedule: Schedule, watched: sweep.TracedRun, again: str) -> str:
 
 
 def _print(schedule: Schedule, watched: sweep.TracedRun, again: str, as_json: bool) -> None:
-    from marshal_sim.tools.schedule import telling
-    from marshal_sim.tools.story import story
-
     result = watched.result
     if as_json:
         plain: dict[str, Any] = {
@@ -162,8 +143,6 @@ def _print(schedule: Schedule, watched: sweep.TracedRun, again: str, as_json: bo
 
 
 def _print_events(events: Iterable[sweep.TraceEvent], as_json: bool) -> None:
-    from marshal_sim.tools.story import line_of
-
     for event in events:
         if as_json:
             output.print_json(event._asdict())

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from marshal_py.cli import output
 from marshal_py.cli.options import Json, command
-
-if TYPE_CHECKING:
-    from marshal_sim.exhaustive.bfs import Progress, SearchReport
+from marshal_sim.exhaustive.bfs import Progress, SearchReport
+from marshal_sim.exhaustive.configurations import MODELS, QUICK
+from marshal_sim.exhaustive.explore import STATES_MAX, explore
 
 EXAMPLE: Final = output.example("marshal simulate exhaustive list")
 LIST: Final = "list"
@@ -34,9 +34,6 @@ def exhaustive(
 
     Exit code 1: a promise is broken, or a search is not complete. What Ctrl-C interrupts is printed all the same.
     """
-    from marshal_sim.exhaustive.configurations import QUICK
-    from marshal_sim.exhaustive.explore import STATES_MAX, explore
-
     if name == LIST:
         _print_list(as_json)
         return
@@ -52,8 +49,6 @@ def exhaustive(
 
 
 def _print_list(as_json: bool) -> None:
-    from marshal_sim.exhaustive.configurations import MODELS
-
     for configuration in (model.configuration for model in MODELS.values()):
         if as_json:
             names = {"name": configuration.name, "says": configuration.says}
@@ -63,8 +58,6 @@ def _print_list(as_json: bool) -> None:
 
 
 def _bounds(name: str) -> dict[str, Any]:
-    from marshal_sim.exhaustive.configurations import MODELS
-
     configuration = MODELS[name].configuration
     return {
         "bounds": {key: value for key, value in configuration.bounds._asdict().items() if value},
@@ -84,8 +77,6 @@ def _watch(progress: Progress) -> None:
 
 
 def _print(report: SearchReport, as_json: bool) -> None:
-    from marshal_sim.exhaustive.configurations import MODELS
-
     if sys.stderr.isatty():
         print(file=sys.stderr)
     if as_json:

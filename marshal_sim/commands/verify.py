@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -10,9 +10,8 @@ import typer
 from marshal_py.cli import output
 from marshal_py.cli.options import NOBODY, ReadOptions, command, require_group
 from marshal_py.errors import FileUnusable
-
-if TYPE_CHECKING:
-    from marshal_sim.tools.verify import Comparison
+from marshal_sim.tools.verify import Comparison
+from marshal_sim.tools.verify import verify as fold_twice
 
 EXAMPLE: Final = output.example("marshal verify --dump billing.dump --json")
 
@@ -26,9 +25,6 @@ def verify(
 
     With exit code 1 it names the first offset that differs. A dump is also checked against its own checksums.
     """
-    from marshal_sim.tools.verify import Comparison
-    from marshal_sim.tools.verify import verify as fold_twice
-
     try:
         if group is not None:
             with options.observer() as observer:

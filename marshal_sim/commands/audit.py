@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
 from marshal_py.cli import output
 from marshal_py.cli.options import Json, command
-from marshal_py.cli.simulate import one_run, seeds
-
-if TYPE_CHECKING:
-    from marshal_sim.tools.dump_audit import Audit
+from marshal_sim.cluster.dump_state import read
+from marshal_sim.cluster.scenario import Options
+from marshal_sim.commands import one_run, seeds
+from marshal_sim.tools import dump_audit, sweep
+from marshal_sim.tools.dump_audit import Audit
+from marshal_sim.tools.schedule import Schedule
 
 EXAMPLE: Final = output.example("marshal simulate audit billing.dump --seeds 0:4 --json")
 
@@ -41,11 +43,6 @@ def audit(
     A dump is made by:
       marshal log dump billing --output billing.dump
     """
-    from marshal_sim.cluster.dump_state import read
-    from marshal_sim.cluster.scenario import Options
-    from marshal_sim.tools import sweep
-    from marshal_sim.tools.schedule import Schedule
-
     if wanted is not None and seed is not None:
         raise typer.BadParameter("one of --seeds, --seed")
     if seed is None and (trace or shrink is not None or html is not None):
@@ -66,8 +63,6 @@ def audit(
 
 def _show(dump: Path, as_json: bool) -> None:
     """Judges the dump. Exit code 1 if a promise is broken: runs from such a state would prove nothing."""
-    from marshal_sim.tools import dump_audit
-
     found = dump_audit.audit(dump)
     if as_json:
         output.print_json(msgspec.to_builtins(found))

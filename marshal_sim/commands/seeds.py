@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from marshal_py.cli import output
-
-if TYPE_CHECKING:
-    from marshal_sim.cluster.scenario import Options
-    from marshal_sim.judge.evidence import Violation
-    from marshal_sim.tools.sweep import Counted
+from marshal_sim.cluster.scenario import Options
+from marshal_sim.judge.evidence import Violation
+from marshal_sim.tools import sweep
+from marshal_sim.tools.sweep import Counted
 
 SEEDS: Final = "0:200"
 FLAGS: Final = ("witnesses", "answers", "behind", "calls", "lanes")  # kinds of runs that a caller may ask for
@@ -37,8 +36,6 @@ def print_many(results: Iterable[Counted], count: int, as_json: bool, words: str
     """Prints the sum of the results. Ends in exit code 1 if a run violates a promise, or if nobody took over or nothing
     was delivered in any of them. `command`, `words`: the subcommand, and the options besides the seed, that repeat a
     run."""
-    from marshal_sim.tools import sweep
-
     found = sweep.total(_watched(results, count))
     if as_json:
         output.print_json(found._asdict())

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from marshal_py.cli import output
 from marshal_py.cli.options import Json, command
-from marshal_py.cli.simulate import one_run, seeds
 from marshal_py.protocol.fold.policies import KNOWN
 from marshal_py.spark import require_spark
-
-if TYPE_CHECKING:
-    from marshal_sim.tools.sweep import Counted
+from marshal_sim.cluster.scenario import Options
+from marshal_sim.commands import one_run, seeds
+from marshal_sim.tools import sweep
+from marshal_sim.tools.sweep import Counted
 
 EXAMPLE: Final = output.example("marshal simulate run --seeds 0:20 --json")
 
@@ -87,9 +87,6 @@ def run(
     Exit code 1: a promise was violated, or the search was void, because nobody took over from anybody or nothing was
     delivered. The same seed gives the same run everywhere.
     """
-    from marshal_sim.cluster.scenario import Options
-    from marshal_sim.tools import sweep
-
     if sum(given is not None for given in (wanted, seed, scenario)) > 1:
         raise typer.BadParameter("one of --seeds, --seed, --scenario")
     if trace and seed is None:
