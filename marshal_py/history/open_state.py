@@ -75,14 +75,10 @@ class Presence(Struct):
     at_ms: int | None = None  # the latest timestamp so far; `lived_ms` is as of then
     until_ms: int = 0  # some member counts as alive until then unless another record comes
 
-    def lived_by(self, time_ms: int, paused: bool) -> int:
-        """Returns `lived_ms` at `time_ms` without a record until then. `paused`: from `at_ms` on."""
-        if self.at_ms is None or paused:
-            return self.lived_ms
-        return self.lived_ms + max(0, min(time_ms, self.until_ms) - self.at_ms)
-
     def advance(self, time_ms: int, paused: bool) -> None:
-        self.lived_ms = self.lived_by(time_ms, paused)
+        """Counts until `time_ms`, before which no record came. `paused`: from `at_ms` on."""
+        if self.at_ms is not None and not paused:
+            self.lived_ms += max(0, min(time_ms, self.until_ms) - self.at_ms)
         self.at_ms = time_ms if self.at_ms is None else max(time_ms, self.at_ms)
 
     def extend(self, lease_ms: int) -> int:

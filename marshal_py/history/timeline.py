@@ -69,21 +69,26 @@ OUTCOMES: Final = ("accepted", "rejected", "ignored")
 _TABLE_NAMES: Final[dict[type[Row], str]] = {row: name for name, row in TABLES.items()}
 
 
-class Moment(NamedTuple):
-    """A record's offset and timestamp."""
+class Here(NamedTuple):
+    """Where the reader is: a record's group after the record, what is open in that group, the record's place. At the
+    end of what was read nothing ends (`ends`)."""
 
-    offset: int | None
-    time_ms: int | None
+    group: Group
+    opened: OpenGroup
+    offset: int
+    time_ms: int
+    ends: bool = True
 
+    @property
+    def end(self) -> tuple[int | None, int | None]:
+        """Returns offset and time of what ends here; None for what is still open."""
+        return (self.offset, self.time_ms) if self.ends else (None, None)
 
-STILL_OPEN: Final = Moment(None, None)  # the end of what has not ended
-
-
-def part_of(group: Group, claim: Claim) -> Partition:
-    """Returns the state of what was claimed, after the claim ended; nothing if that deleted the group, which ends only
-    claims without a position (F9.5)."""
-    tp = TopicPartition(claim.topic, claim.partition)
-    return group.partitions.get(tp) or Partition(tp, 0)
+    def part_of(self, claim: Claim) -> Partition:
+        """Returns the state of what was claimed, after the claim ended; nothing if that deleted the group, which ends
+        only claims without a position (F9.5)."""
+        tp = TopicPartition(claim.topic, claim.partition)
+        return self.group.partitions.get(tp) or Partition(tp, 0)
 
 
 class Timeline:
@@ -101,7 +106,7 @@ class Timeline:
         self._wants_records = "records" in self._wanted  # kept because it is needed for every record
         self._rows: dict[str, list[Row]] = {name: [] for name in TABLES if name in self._wanted}
         self._digested: set[str] = set()  # groups that got a digest row at the last checkpoint
-        self._handlers: dict[type[Record], Callable[[Group, OpenGroup, int, int, Any], None]] = {
+        self._handlers: dict[type[Record], Callable[[Here, Any], None]] = {
             Heartbeat: self._heartbeat,
             Join: self._join,
             Leave: self._leave,
@@ -128,18 +133,7 @@ class Timeline:
             if self._wants_records:
                 self._emit_record(opened, time_ms, verdict)
             if record is not None:
-                if not verdict.outcome:
-                    handler = self._handlers.get(type(record))
-                    if isinstance(record, ClaimingMessages):  # only the ranges that were granted (F5.2)
-                        record = replace(record, ranges=tuple(record.ranges[index] for index in verdict.granted))
-                    opened.presence.advance(time_ms, opened.pause is not None)
-                    if handler is not None:
-                        self.open.groups[name] = opened
-                        group = self.world.groups.get(name) or Group(name)
-                        handler(group, opened, offset, time_ms, record)
-                        self._sign_of_life(group, opened, offset, record)
-                elif verdict.reason in ("held", "observed") and isinstance(record, ClaimingPartition):
-                    self._race(opened, offset, time_ms, record, verdict)
+                self._tell(opened, time_ms, verdict, record)
             self.open.touched.add(name)
         elif self._wants_records:
             self._emit_record(OpenGroup(), time_ms, verdict)
@@ -147,25 +141,41 @@ class Timeline:
             self._emit_checkpoint()
         return verdict
 
+    def _tell(self, opened: OpenGroup, time_ms: int, verdict: Verdict, record: Record) -> None:
+        """Makes the rows of a record that can be read: of an accepted one, or of a claim that lost."""
+        name = verdict.group
+        here = Here(self.world.groups.get(name) or Group(name), opened, verdict.offset, time_ms)
+        if not verdict.outcome:
+            handler = self._handlers.get(type(record))
+            if isinstance(record, ClaimingMessages):  # only the ranges that were granted (F5.2)
+                record = replace(record, ranges=tuple(record.ranges[index] for index in verdict.granted))
+            opened.presence.advance(time_ms, opened.pause is not None)
+            if handler is not None:
+                self.open.groups[name] = opened
+                handler(here, record)
+                self._sign_of_life(here, record)
+        elif verdict.reason in ("held", "observed") and isinstance(record, ClaimingPartition):
+            self._race(here, record, verdict.reason)
+
     def finish(self) -> dict[str, list[Row]]:
         """Returns what `take` does and a row, with None as its end, for everything open. The Timeline may read on."""
         log, end = self.world.log, self.world.next_offset
         for name, group in sorted(self.world.groups.items()):
-            opened = self.open.groups.get(name) or OpenGroup()
-            lived_ms = opened.presence.lived_by(self.open.time_ms or 0, opened.pause is not None)
+            opened, time_ms = self.open.groups.get(name) or OpenGroup(), self.open.time_ms or 0
+            opened.presence.advance(time_ms, opened.pause is not None)
+            here = Here(group, opened, end, time_ms, ends=False)
             for session, session_span in opened.sessions.items():
                 if session_span.alive:
-                    self._emit_session(name, session, session_span, STILL_OPEN)
+                    self._emit_session(here, session, session_span)
             for epoch, claim in opened.claims.items():
-                self._emit_interval(group, epoch, claim, STILL_OPEN)
+                self._emit_interval(here, epoch, claim)
             for topic, spans in opened.spans.items():
                 for partition, span in spans.items():
-                    if partition >= 0:
-                        self._emit_gap(name, topic, partition, span, STILL_OPEN, lived_ms)
+                    self._emit_gap(here, TopicPartition(topic, partition), span)
             if opened.pause is not None:
-                self._emit_pause(name, opened.pause, STILL_OPEN)
+                self._emit_pause(here, opened.pause)
             for _, part in sorted(group.partitions.items()):
-                self._emit_standing(name, opened, part)
+                self._emit_standing(here, part)
             if end % CHECKPOINT_OFFSETS or name not in self._digested:
                 chain = None if end % CHECKPOINT_OFFSETS else f"{self.world.chain:016x}"
                 self._emit(DigestRow(log, end, name, f"{group.digest():016x}", chain))
@@ -181,29 +191,26 @@ class Timeline:
         """Returns how many rows the next call of `take` returns."""
         return sum(map(len, self._rows.values()))
 
-    def _sign_of_life(self, group: Group, opened: OpenGroup, offset: int, record: Record) -> None:
+    def _sign_of_life(self, here: Here, record: Record) -> None:
         """Notes that a record's session is alive: its writer's, so not the one that an Evict names."""
-        session = offset if isinstance(record, Join) else getattr(record, "session", NONE)
+        group, opened = here.group, here.opened
+        session = here.offset if isinstance(record, Join) else getattr(record, "session", NONE)
         if session in group.sessions and not isinstance(record, Evict):
             lease_ms = EVICT_INTERVALS * group.sessions[session].join.interval_ms
             opened.sessions[session].until_ms = opened.presence.extend(lease_ms)
 
-    def _race(self, opened: OpenGroup, offset: int, time_ms: int, record: ClaimingPartition, verdict: Verdict) -> None:
+    def _race(self, here: Here, record: ClaimingPartition, reason: str) -> None:
         """Makes a row if a claim lost to another session's; not for a copy of its own (F4.2), or a move, which nobody
         won."""
-        epoch, winner, winner_time_ms = opened.winners.get(record.topic, {}).get(record.partition, (NONE, NONE, None))
+        tp, opened = TopicPartition(record.topic, record.partition), here.opened
+        epoch, winner, winner_time_ms = opened.winners.get(tp.topic, {}).get(tp.partition, (NONE, NONE, None))
         if epoch != NONE and winner != record.session and record.observed < epoch:
             self._emit(
                 RaceRow(
-                    log=self.world.log,
-                    offset=offset,
-                    time_ms=time_ms,
-                    group=verdict.group,
-                    topic=record.topic,
-                    partition=record.partition,
+                    *self._place(here, tp),
                     session=record.session,
                     client=opened.client(record.session),
-                    reason=verdict.reason,
+                    reason=reason,
                     winner_session=winner,
                     winner_client=opened.client(winner),
                     winner_epoch=epoch,
@@ -211,66 +218,57 @@ class Timeline:
                 )
             )
 
-    # --- one handler per kind of accepted record; `group` is its state after the record
+    # --- one handler per kind of accepted record
 
-    def _heartbeat(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: Heartbeat) -> None:
-        if group.sessions[record.session].extended == offset:
+    def _heartbeat(self, here: Here, record: Heartbeat) -> None:
+        group, opened = here.group, here.opened
+        if group.sessions[record.session].extended == here.offset:
             span = opened.sessions[record.session]
-            span.sign_time_ms, span.sign_lived_ms = time_ms, opened.presence.lived_ms
+            span.sign_time_ms, span.sign_lived_ms = here.time_ms, opened.presence.lived_ms
         if record.claims and "positions" in self._wanted:
             for entry in record.claims:
                 part = group.claims.get(entry.epoch)
                 if part is not None and part.owner == record.session and part.tp.partition >= 0:
-                    self._emit_position(group, opened, part, offset, time_ms, "heartbeat", part.owner, entry.epoch)
+                    self._emit_position(here, part, "heartbeat", part.owner, entry.epoch)
 
-    def _join(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: Join) -> None:
+    def _join(self, here: Here, record: Join) -> None:
+        opened, time_ms = here.opened, here.time_ms
         before = opened.sessions.get(record.predecessor)
         if before is not None and before.alive:
-            self._end(group, opened, record.predecessor, Moment(offset, time_ms), "replaced")
-        opened.sessions[offset] = SessionSpan(
+            self._end(here, record.predecessor, "replaced")
+        opened.sessions[here.offset] = SessionSpan(
             record.client_id, record.member, record.mode, time_ms, time_ms, sign_lived_ms=opened.presence.lived_ms
         )
 
-    def _leave(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: Leave) -> None:
-        self._end(group, opened, record.session, Moment(offset, time_ms), "leave")
+    def _leave(self, here: Here, record: Leave) -> None:
+        self._end(here, record.session, "leave")
 
-    def _evict(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: Evict) -> None:
-        self._end(group, opened, record.session, Moment(offset, time_ms), "evict", record.by)
+    def _evict(self, here: Here, record: Evict) -> None:
+        self._end(here, record.session, "evict", record.by)
 
-    def _end(self, group: Group, opened: OpenGroup, session: int, end: Moment, ended: str, by: str = "") -> None:
+    def _end(self, here: Here, session: int, ended: str, by: str = "") -> None:
         """Closes a session and its claims (F3.3). `by`: who evicted it, or "". `ended`: as in tables.SessionRow."""
+        opened = here.opened
         span = opened.sessions[session]
         for epoch in [epoch for epoch, claim in opened.claims.items() if claim.session == session]:
-            self._free(group, opened, epoch, end, ended)
-        self._emit_session(group.name, session, span, end, ended, by)
+            self._free(here, epoch, ended)
+        self._emit_session(here, session, span, ended, by)
         span.alive = False
         opened.presence.until_ms = max((kept.until_ms for kept in opened.sessions.values() if kept.alive), default=0)
-        if len(opened.sessions) > NAMES_MAX + len(group.sessions):
+        if len(opened.sessions) > NAMES_MAX + len(here.group.sessions):
             del opened.sessions[next(known for known, kept in opened.sessions.items() if not kept.alive)]
 
-    def _free(self, group: Group, opened: OpenGroup, epoch: int, end: Moment, ended: str) -> None:
+    def _free(self, here: Here, epoch: int, ended: str) -> None:
         """Closes the claim and opens a span without an owner. `ended`: as in tables.IntervalRow."""
+        group, opened = here.group, here.opened
         claim = opened.claims.pop(epoch)
-        self._emit_interval(group, epoch, claim, end, ended)
-        owner, part = opened.sessions[claim.session], part_of(group, claim)
+        self._emit_interval(here, epoch, claim, ended)
+        owner, part = opened.sessions[claim.session], here.part_of(claim)
         if (lost := group.unsettled(part.tp)) is not None:
-            assert end.offset is not None
-            assert end.time_ms is not None
-            self._emit_lost(
-                group.name,
-                opened,
-                part.tp,
-                end.offset,
-                end.time_ms,
-                claim.session,
-                lost.start,
-                lost.to,
-                "amo_lost",
-                part.generation,
-            )
+            self._emit_lost(here, part.tp, claim.session, lost.start, lost.to, "amo_lost", part.generation)
         opened.spans.setdefault(claim.topic, {})[claim.partition] = FreeSpan(
-            from_offset=end.offset,
-            from_time_ms=end.time_ms,
+            from_offset=here.offset,
+            from_time_ms=here.time_ms,
             cause=ended,
             client=owner.client,
             sign_time_ms=owner.sign_time_ms,
@@ -281,76 +279,69 @@ class Timeline:
             sign_lived_ms=owner.sign_lived_ms,
         )
 
-    def _claim(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: ClaimingPartition) -> None:
-        topic, partition = record.topic, record.partition
-        part = group.claims[offset]
+    def _claim(self, here: Here, record: ClaimingPartition) -> None:
+        topic, partition, opened, epoch = record.topic, record.partition, here.opened, here.offset
+        part = here.group.claims[epoch]
         span = opened.spans.get(topic, {}).pop(partition, None)
-        if span is not None and partition >= 0:
-            end, client = Moment(offset, time_ms), opened.client(record.session)
-            self._emit_gap(group.name, topic, partition, span, end, opened.presence.lived_ms, record.session, client)
+        if span is not None:
+            self._emit_gap(here, part.tp, span, record.session)
         after = "new" if span is None else span.cause
-        opened.claims[offset] = Claim(
-            topic, partition, record.session, time_ms, after, offset_or_none(part.position), part.generation
+        opened.claims[epoch] = Claim(
+            topic, partition, record.session, here.time_ms, after, offset_or_none(part.position), part.generation
         )
-        opened.winners.setdefault(topic, {})[partition] = offset, record.session, time_ms
+        opened.winners.setdefault(topic, {})[partition] = epoch, record.session, here.time_ms
         if partition >= 0:
-            self._emit_position(group, opened, part, offset, time_ms, "claim", record.session, offset)
+            self._emit_position(here, part, "claim", record.session, epoch)
 
-    def _release(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: ReleasingPartition) -> None:
-        claim = opened.claims[record.epoch]
-        self._free(group, opened, record.epoch, Moment(offset, time_ms), "release")
+    def _release(self, here: Here, record: ReleasingPartition) -> None:
+        claim = here.opened.claims[record.epoch]
+        self._free(here, record.epoch, "release")
         if claim.partition >= 0:
-            part = group.partitions[TopicPartition(claim.topic, claim.partition)]
-            self._emit_position(group, opened, part, offset, time_ms, "release", record.session, record.epoch)
+            part = here.group.partitions[TopicPartition(claim.topic, claim.partition)]
+            self._emit_position(here, part, "release", record.session, record.epoch)
 
-    def _grant(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: ClaimingMessages) -> None:
-        session = record.session
+    def _grant(self, here: Here, record: ClaimingMessages) -> None:
         for epoch, from_, start, _ in map(astuple, record.ranges):
-            part = group.claims[epoch]
+            part = here.group.claims[epoch]
             if start > from_:
-                self._emit_lost(
-                    group.name, opened, part.tp, offset, time_ms, session, from_, start, "skipped", part.generation
-                )
-            self._emit_position(group, opened, part, offset, time_ms, "grant", session, epoch)
+                self._emit_lost(here, part.tp, record.session, from_, start, "skipped", part.generation)
+            self._emit_position(here, part, "grant", record.session, epoch)
 
-    def _seek(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: SeekingPartition) -> None:
-        """Closes the claim whose owner moved its position, and opens a claim of the same owner at `offset` (F6.6)."""
-        claim, part = opened.claims.pop(record.epoch), group.claims[offset]
-        self._emit_interval(group, record.epoch, claim, Moment(offset, time_ms), "seek")
-        opened.claims[offset] = Claim(
-            claim.topic, claim.partition, claim.session, time_ms, "seek", part.position, part.generation
+    def _seek(self, here: Here, record: SeekingPartition) -> None:
+        """Closes the claim whose owner moved its position, and opens a claim of the same owner here (F6.6)."""
+        claim, part = here.opened.claims.pop(record.epoch), here.group.claims[here.offset]
+        self._emit_interval(here, record.epoch, claim, "seek")
+        here.opened.claims[here.offset] = Claim(
+            claim.topic, claim.partition, claim.session, here.time_ms, "seek", part.position, part.generation
         )
-        self._emit_position(group, opened, part, offset, time_ms, "seek", record.session, offset)
+        self._emit_position(here, part, "seek", record.session, here.offset)
 
-    def _release_group(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: ReleaseGroup) -> None:
-        pause = opened.pause
+    def _release_group(self, here: Here, record: ReleaseGroup) -> None:
+        pause = here.opened.pause
         if record.duration_ms == 0:
             waited = pause is not None and record.token != pause.token
-            self._end_pause(group, opened, Moment(offset, time_ms), "waited" if waited else "resume")
+            self._end_pause(here, "waited" if waited else "resume")
         elif pause is None:
-            opened.pause = Pause(offset, time_ms, offset, record.duration_ms, record.reason, record.by)
+            here.opened.pause = Pause(
+                here.offset, here.time_ms, here.offset, record.duration_ms, record.reason, record.by
+            )
         else:
             pause.renewals += 1
-            pause.token = offset
+            pause.token = here.offset
             pause.duration_ms, pause.reason, pause.by = record.duration_ms, record.reason, record.by
 
-    def _end_pause(self, group: Group, opened: OpenGroup, end: Moment, ended: str) -> None:
-        if opened.pause is not None:
-            self._emit_pause(group.name, opened.pause, end, ended)
-            opened.pause = None
+    def _end_pause(self, here: Here, ended: str) -> None:
+        if here.opened.pause is not None:
+            self._emit_pause(here, here.opened.pause, ended)
+            here.opened.pause = None
 
-    def _set_position(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: SetPosition) -> None:
+    def _set_position(self, here: Here, record: SetPosition) -> None:
         for move in record.moves:
-            part = group.partitions[TopicPartition(move.topic, move.partition)]
-            span = opened.spans[move.topic][move.partition]
+            part = here.group.partitions[TopicPartition(move.topic, move.partition)]
+            span = here.opened.spans[move.topic][move.partition]
             self._emit(
                 MoveRow(
-                    log=self.world.log,
-                    offset=offset,
-                    time_ms=time_ms,
-                    group=group.name,
-                    topic=move.topic,
-                    partition=move.partition,
+                    *self._place(here, part.tp),
                     from_position=span.position,
                     to_position=move.position,
                     generation=part.generation,
@@ -358,16 +349,16 @@ class Timeline:
                 )
             )
             span.position = move.position
-            self._emit_position(group, opened, part, offset, time_ms, "move", None, None)
+            self._emit_position(here, part, "move", None, None)
         if record.resume:
-            self._end_pause(group, opened, Moment(offset, time_ms), "set_position")
+            self._end_pause(here, "set_position")
 
-    def _topology(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: Topology) -> None:
+    def _topology(self, here: Here, record: Topology) -> None:
         """Opens a span per partition that appears, and closes those of what is cut off (F9.2)."""
-        spans, lived_ms = opened.spans.setdefault(record.topic, {}), opened.presence.lived_ms
+        group, opened = here.group, here.opened
+        spans = opened.spans.setdefault(record.topic, {})
         for partition in [p for p in spans if p >= record.partitions]:
-            span, end = spans.pop(partition), Moment(offset, time_ms)
-            self._emit_gap(group.name, record.topic, partition, span, end, lived_ms)
+            self._emit_gap(here, TopicPartition(record.topic, partition), spans.pop(partition))
         for partition, span in spans.items():
             known = group.partitions.get(TopicPartition(record.topic, partition))
             if known is not None and known.position == NONE:
@@ -375,43 +366,34 @@ class Timeline:
         owned = {claim.partition for claim in opened.claims.values() if claim.topic == record.topic}
         for partition in range(record.partitions):
             if partition not in owned and partition not in spans:
-                spans[partition] = new_span(group, record.topic, partition, offset, time_ms, lived_ms)
+                spans[partition] = self._new_span(here, record.topic, partition)
 
-    def _group_config(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: GroupConfig) -> None:
-        now, lived_ms = Moment(offset, time_ms), opened.presence.lived_ms
+    def _group_config(self, here: Here, record: GroupConfig) -> None:
+        group, opened = here.group, here.opened
         for session in [one for one, span in opened.sessions.items() if span.alive and one not in group.sessions]:
-            self._end(group, opened, session, now, "deleted" if record.deleted else "mode")
+            self._end(here, session, "deleted" if record.deleted else "mode")
         if record.deleted and not opened.deleted:
-            self._end_pause(group, opened, now, "deleted")
+            self._end_pause(here, "deleted")
             for topic, spans in opened.spans.items():
                 for partition in sorted(spans):
-                    if partition >= 0:
-                        self._emit_gap(group.name, topic, partition, spans[partition], now, lived_ms)
+                    self._emit_gap(here, TopicPartition(topic, partition), spans[partition])
             opened.spans.clear()
         elif opened.deleted and not record.deleted:
             for topic, known in group.topics.items():
                 opened.spans[topic] = {
-                    partition: new_span(group, topic, partition, offset, time_ms, lived_ms)
-                    for partition in range(known.count)
+                    partition: self._new_span(here, topic, partition) for partition in range(known.count)
                 }
         opened.deleted = record.deleted
 
-    def _note(self, group: Group, opened: OpenGroup, offset: int, time_ms: int, record: Note) -> None:
+    def _new_span(self, here: Here, topic: str, partition: int) -> FreeSpan:
+        return new_span(here.group, topic, partition, here.offset, here.time_ms, here.opened.presence.lived_ms)
+
+    def _note(self, here: Here, record: Note) -> None:
         if record.kind in LOST_NOTES and record.partition >= 0 and 0 <= record.from_ < record.to:
             tp, session = TopicPartition(record.topic, record.partition), offset_or_none(record.session)
-            part = group.partitions.get(tp)
-            self._emit_lost(
-                group.name,
-                opened,
-                tp,
-                offset,
-                time_ms,
-                session,
-                record.from_,
-                record.to,
-                record.kind,
-                0 if part is None else part.generation,
-            )
+            part = here.group.partitions.get(tp)
+            generation = 0 if part is None else part.generation
+            self._emit_lost(here, tp, session, record.from_, record.to, record.kind, generation)
 
     # --- the rows; each method makes one
 
@@ -419,6 +401,11 @@ class Timeline:
         rows = self._rows.get(_TABLE_NAMES[type(row)])
         if rows is not None:
             rows.append(row)
+
+    def _place(self, here: Here, tp: TopicPartition) -> tuple[int, int, int, str, str, int]:
+        """Returns the fields with which each row about one partition begins: log, offset, time, group, topic,
+        partition."""
+        return self.world.log, here.offset, here.time_ms, here.group.name, tp.topic, tp.partition
 
     def _emit_checkpoint(self) -> None:
         """At a checkpoint (G1): makes a digest row per group with records since the last one."""
@@ -474,39 +461,41 @@ class Timeline:
         )
 
     def _emit_session(
-        self, name: str, session: int, span: SessionSpan, end: Moment, ended: str | None = None, by: str = ""
+        self, here: Here, session: int, span: SessionSpan, ended: str | None = None, by: str = ""
     ) -> None:
+        to_offset, to_time_ms = here.end
         self._emit(
             SessionRow(
                 log=self.world.log,
-                group=name,
+                group=here.group.name,
                 session=session,
                 client=span.client,
                 member=span.member,
                 delivery=MODE_NAMES[span.mode],
                 from_time_ms=span.from_time_ms,
-                to_offset=end.offset,
-                to_time_ms=end.time_ms,
+                to_offset=to_offset,
+                to_time_ms=to_time_ms,
                 ended=ended,
                 by=by,
                 last_sign_time_ms=span.sign_time_ms,
             )
         )
 
-    def _emit_interval(self, group: Group, epoch: int, claim: Claim, end: Moment, ended: str | None = None) -> None:
-        part = part_of(group, claim)
+    def _emit_interval(self, here: Here, epoch: int, claim: Claim, ended: str | None = None) -> None:
+        part = here.part_of(claim)
+        to_offset, to_time_ms = here.end
         self._emit(
             IntervalRow(
                 log=self.world.log,
-                group=group.name,
+                group=here.group.name,
                 topic=claim.topic,
                 partition=claim.partition,
-                client=self.open.groups[group.name].sessions[claim.session].client,
+                client=here.opened.sessions[claim.session].client,
                 session=claim.session,
                 epoch=epoch,
                 from_time_ms=claim.from_time_ms,
-                to_offset=end.offset,
-                to_time_ms=end.time_ms,
+                to_offset=to_offset,
+                to_time_ms=to_time_ms,
                 ended=ended,
                 after=claim.after,
                 from_position=claim.from_position,
@@ -516,35 +505,27 @@ class Timeline:
             )
         )
 
-    def _emit_gap(
-        self,
-        name: str,
-        topic: str,
-        partition: int,
-        span: FreeSpan,
-        end: Moment,
-        lived_ms: int,
-        next_session: int | None = None,
-        next_client: str | None = None,
-    ) -> None:
-        """Makes a GapRow for `span`, in which nobody owned the partition. `end`: where the span ended. `lived_ms`: what
-        the group's `Presence.lived_ms` (open_state.py) was at that point. `next_session`, `next_client`: the session
-        that claimed the partition then, and its client id; None if no claim ended the span."""
+    def _emit_gap(self, here: Here, tp: TopicPartition, span: FreeSpan, next_session: int | None = None) -> None:
+        """Makes a row for `span`, in which nobody owned a partition; none for claims on a topic or the group.
+        `next_session`: the one whose claim ended it, if a claim did."""
+        if tp.partition < 0:
+            return
+        lived_ms, (to_offset, to_time_ms) = here.opened.presence.lived_ms, here.end
         self._emit(
             GapRow(
                 log=self.world.log,
-                group=name,
-                topic=topic,
-                partition=partition,
+                group=here.group.name,
+                topic=tp.topic,
+                partition=tp.partition,
                 from_offset=span.from_offset,
                 from_time_ms=span.from_time_ms,
-                to_offset=end.offset,
-                to_time_ms=end.time_ms,
+                to_offset=to_offset,
+                to_time_ms=to_time_ms,
                 cause=span.cause,
                 client=span.client,
                 last_sign_time_ms=span.sign_time_ms,
                 next_session=next_session,
-                next_client=next_client,
+                next_client=here.opened.client(next_session),
                 members=span.members,
                 paused=span.paused,
                 lived_ms=None if span.lived_ms is None else lived_ms - span.lived_ms,
@@ -552,15 +533,16 @@ class Timeline:
             )
         )
 
-    def _emit_pause(self, name: str, pause: Pause, end: Moment, ended: str | None = None) -> None:
+    def _emit_pause(self, here: Here, pause: Pause, ended: str | None = None) -> None:
+        to_offset, to_time_ms = here.end
         self._emit(
             PauseRow(
                 log=self.world.log,
-                group=name,
+                group=here.group.name,
                 from_offset=pause.from_offset,
                 from_time_ms=pause.from_time_ms,
-                to_offset=end.offset,
-                to_time_ms=end.time_ms,
+                to_offset=to_offset,
+                to_time_ms=to_time_ms,
                 duration_ms=pause.duration_ms,
                 renewals=pause.renewals,
                 reason=pause.reason,
@@ -569,85 +551,24 @@ class Timeline:
             )
         )
 
-    def _emit_position(
-        self,
-        group: Group,
-        opened: OpenGroup,
-        part: Partition,
-        offset: int,
-        time_ms: int,
-        cause: str,
-        session: int | None,
-        epoch: int | None,
-    ) -> None:
-        self._emit(
-            PositionRow(
-                log=self.world.log,
-                offset=offset,
-                time_ms=time_ms,
-                group=group.name,
-                topic=part.tp.topic,
-                partition=part.tp.partition,
-                session=session,
-                client=opened.client(session),
-                epoch=epoch,
-                position=offset_or_none(part.position),
-                generation=part.generation,
-                lag=part.lag,
-                in_flight=part.in_flight,
-                attempts=part.attempts,
-                cause=cause,
-            )
-        )
+    def _emit_position(self, here: Here, part: Partition, cause: str, session: int | None, epoch: int | None) -> None:
+        place, client = self._place(here, part.tp), here.opened.client(session)
+        self._emit(PositionRow(*place, session, client, epoch, *_figures(part), cause=cause))
 
     def _emit_lost(
-        self,
-        name: str,
-        opened: OpenGroup,
-        tp: TopicPartition,
-        offset: int,
-        time_ms: int,
-        session: int | None,
-        from_position: int,
-        to_position: int,
-        cause: str,
-        generation: int,
+        self, here: Here, tp: TopicPartition, session: int | None, start: int, to: int, cause: str, generation: int
     ) -> None:
-        self._emit(
-            LostRow(
-                log=self.world.log,
-                offset=offset,
-                time_ms=time_ms,
-                group=name,
-                topic=tp.topic,
-                partition=tp.partition,
-                session=session,
-                client=opened.client(session),
-                from_position=from_position,
-                to_position=to_position,
-                cause=cause,
-                generation=generation,
-            )
-        )
+        """Makes a row for the messages `start` to `to` - 1."""
+        client = here.opened.client(session)
+        self._emit(LostRow(*self._place(here, tp), session, client, start, to, cause, generation))
 
-    def _emit_standing(self, name: str, opened: OpenGroup, part: Partition) -> None:
-        owner = offset_or_none(part.owner)
-        self._emit(
-            StandingRow(
-                log=self.world.log,
-                offset=self.world.next_offset,
-                time_ms=self.open.time_ms,
-                group=name,
-                topic=part.tp.topic,
-                partition=part.tp.partition,
-                session=owner,
-                client=opened.client(owner),
-                epoch=offset_or_none(part.epoch),
-                position=offset_or_none(part.position),
-                generation=part.generation,
-                lag=part.lag,
-                in_flight=part.in_flight,
-                attempts=part.attempts,
-                parked=part.parked or None,
-            )
-        )
+    def _emit_standing(self, here: Here, part: Partition) -> None:
+        place = self.world.log, self.world.next_offset, self.open.time_ms, here.group.name, *part.tp
+        owner, epoch = offset_or_none(part.owner), offset_or_none(part.epoch)
+        client = here.opened.client(owner)
+        self._emit(StandingRow(*place, owner, client, epoch, *_figures(part), parked=part.parked or None))
+
+
+def _figures(part: Partition) -> tuple[int | None, int, int, int, int]:
+    """Returns what a row says of a partition's state: position, generation, lag, in_flight, attempts."""
+    return offset_or_none(part.position), part.generation, part.lag, part.in_flight, part.attempts
