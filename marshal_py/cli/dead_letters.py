@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import typer
-from rich.table import Table
 
 from marshal_py.admin import dead_letters as letters_of
 from marshal_py.admin.dead_letters import Letter
@@ -82,19 +81,19 @@ def _show(options: CommonOptions, found: list[Letter]) -> None:
     if options.as_json:
         output.print_json([{**letter._asdict(), "at": lines.content(letter.at)} for letter in found])
         return
-    table = Table(box=None)
-    for column in ("letter", "written", "group", "message", "key", "deliveries", "reason", ""):
-        table.add_column(column)
-    for letter in found:
-        at = letter.at
-        table.add_row(
-            f"{at.partition}@{at.offset}",
-            datetime.fromtimestamp(at.timestamp / 1000, UTC).isoformat(timespec="seconds"),
-            letter.group,
-            f"{letter.topic}:{letter.partition}@{letter.offset}",
-            lines.as_bytes(at.key).decode(errors="replace"),
-            str(letter.deliveries),
-            letter.error,
-            "put back" if letter.redriven else "without content" if letter.left_out else "",
-        )
-    output.print_table(table)
+    columns = ("letter", "written", "group", "message", "key", "deliveries", "reason", "")
+    output.print_table(columns, map(_cells, found))
+
+
+def _cells(letter: Letter) -> list[object]:
+    at = letter.at
+    return [
+        f"{at.partition}@{at.offset}",
+        datetime.fromtimestamp(at.timestamp / 1000, UTC).isoformat(timespec="seconds"),
+        letter.group,
+        f"{letter.topic}:{letter.partition}@{letter.offset}",
+        lines.as_bytes(at.key).decode(errors="replace"),
+        letter.deliveries,
+        letter.error,
+        "put back" if letter.redriven else "without content" if letter.left_out else "",
+    ]

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
-from rich.table import Table
 
 from marshal_py.admin.group import Group as LiveGroup
 from marshal_py.admin.plans import impact
@@ -34,106 +33,75 @@ UPDATE_EXAMPLE: Final = output.example("marshal groups update billing --policy g
 SHRINK_EXAMPLE: Final = output.example("marshal groups shrink billing orders --partitions 3 --dry-run")
 RM_EXAMPLE: Final = output.example("marshal groups rm billing --yes")
 
-DeliveryOption = Annotated[
-    str | None, typer.Option("--delivery", metavar="MODE", help="at_least_once or at_most_once.")
-]
-PolicyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--policy",
-        metavar="POLICY",
-        help="balanced, greedy, or own, so that each consumer follows its own; topic, members, blocks, "
-        "prioritized, pinned or overflow, which are for the group's whole life.",
-    ),
-]
-MaxMembersOption = Annotated[
-    int | None,
-    typer.Option(
-        "--max-members",
-        metavar="N",
-        help="Policies members and blocks: the most members that share the partitions; for blocks and mappings also "
-        "the number of partitions.",
-    ),
-]
-MembersOption = Annotated[
-    list[str] | None,
-    typer.Option("--member", metavar="NAME", help="Policies members and blocks: a member. Give it for each one."),
-]
-MapOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--map", metavar="NAME=PARTITIONS", help="Instead of --member: which partitions a member has, as m1=0,1,2."
-    ),
-]
-AddMemberOption = Annotated[
-    list[str] | None,
-    typer.Option("--add-member", metavar="NAME", help="Add a member to the list; the others stay. Repeatable."),
-]
-DropMemberOption = Annotated[
-    list[str] | None,
-    typer.Option("--drop-member", metavar="NAME", help="Drop a member from the list; the others stay. Repeatable."),
-]
-NoMapOption = Annotated[
-    bool, typer.Option("--no-map", help="Delete the mappings: nobody consumes until there are members or mappings.")
-]
-PriorityGroupsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--priority-group",
-        metavar="NAME",
-        help="Policies prioritized, pinned and overflow: the name of the priority group.",
-    ),
-]
-TimeoutOption = Annotated[
-    float | None,
-    typer.Option(
-        "--priority-timeout",
-        metavar="SECONDS",
-        help="Policy pinned: after how long without a request of the pinned consumer another one is pinned.",
-    ),
-]
-
-FailoverOption = Annotated[
-    float | None,
-    typer.Option(
-        "--failover",
-        metavar="SECONDS",
-        help="Policy overflow: after how long without a request of a consumer without conditions the others take part; "
-        "0: never.",
-    ),
-]
-LagWeightedOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--lag-weighted/--no-lag-weighted",
-        help="Policy balanced: share the backlog, too, and not only the number of partitions.",
-    ),
-]
-RecreatedOption = Annotated[
-    str | None,
-    typer.Option(
-        "--on-topic-recreated",
-        metavar="fail|earliest",
-        help="For a "
-        "data topic that was deleted and created again: its partitions are "
-        "parked, or consumed from their beginnings.",
-    ),
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SettingOptions:
     """The settings of a group that a command can give. The fields are named as the settings are."""
 
-    delivery: DeliveryOption = None
-    policy: PolicyOption = None
-    on_topic_recreated: RecreatedOption = None
-    max_members: MaxMembersOption = None
-    members: MembersOption = None
-    mappings: MapOption = None
-    priority_timeout_s: TimeoutOption = None
-    failover_s: FailoverOption = None
-    lag_weighted: LagWeightedOption = None
+    delivery: Annotated[
+        str | None, typer.Option("--delivery", metavar="MODE", help="at_least_once or at_most_once.")
+    ] = None
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            metavar="POLICY",
+            help="balanced, greedy, or own, so that each consumer follows its own; topic, members, blocks, "
+            "prioritized, pinned or overflow, which are for the group's whole life.",
+        ),
+    ] = None
+    on_topic_recreated: Annotated[
+        str | None,
+        typer.Option(
+            "--on-topic-recreated",
+            metavar="fail|earliest",
+            help="For a data topic that was deleted and created again: its partitions are parked, or consumed from "
+            "their beginnings.",
+        ),
+    ] = None
+    max_members: Annotated[
+        int | None,
+        typer.Option(
+            "--max-members",
+            metavar="N",
+            help="Policies members and blocks: the most members that share the partitions; for blocks and mappings "
+            "also the number of partitions.",
+        ),
+    ] = None
+    members: Annotated[
+        list[str] | None,
+        typer.Option("--member", metavar="NAME", help="Policies members and blocks: a member. Give it for each one."),
+    ] = None
+    mappings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map", metavar="NAME=PARTITIONS", help="Instead of --member: which partitions a member has, as m1=0,1,2."
+        ),
+    ] = None
+    priority_timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            "--priority-timeout",
+            metavar="SECONDS",
+            help="Policy pinned: after how long without a request of the pinned consumer another one is pinned.",
+        ),
+    ] = None
+    failover_s: Annotated[
+        float | None,
+        typer.Option(
+            "--failover",
+            metavar="SECONDS",
+            help="Policy overflow: after how long without a request of a consumer without conditions the others take "
+            "part; 0: never.",
+        ),
+    ] = None
+    lag_weighted: Annotated[
+        bool | None,
+        typer.Option(
+            "--lag-weighted/--no-lag-weighted",
+            help="Policy balanced: share the backlog, too, and not only the number of partitions.",
+        ),
+    ] = None
 
     def wanted(self) -> dict[str, Any]:
         """Returns the settings that were given, by name. Raises InvalidOption for a value that cannot be."""
@@ -146,16 +114,31 @@ class SettingOptions:
 class CreateOptions(SettingOptions, changes.ChangeOptions):
     """Adds the settings, and one that is for a group's whole life, to what every change asks."""
 
-    priority_groups: PriorityGroupsOption = None
+    priority_groups: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--priority-group",
+            metavar="NAME",
+            help="Policies prioritized, pinned and overflow: the name of the priority group.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateOptions(SettingOptions, changes.PauseOptions):
     """Adds the settings, and edits of the list of members, to what a change asks that pauses the group."""
 
-    added: AddMemberOption = None
-    dropped: DropMemberOption = None
-    without_map: NoMapOption = False
+    added: Annotated[
+        list[str] | None,
+        typer.Option("--add-member", metavar="NAME", help="Add a member to the list; the others stay. Repeatable."),
+    ] = None
+    dropped: Annotated[
+        list[str] | None,
+        typer.Option("--drop-member", metavar="NAME", help="Drop a member from the list; the others stay. Repeatable."),
+    ] = None
+    without_map: Annotated[
+        bool, typer.Option("--no-map", help="Delete the mappings: nobody consumes until there are members or mappings.")
+    ] = False
 
     def edit(self, wanted: dict[str, Any]) -> Edit | None:
         """Returns the change of the members that was asked for, which keeps the others as they are then; None if only
@@ -200,20 +183,13 @@ def ls(
     if options.as_json:
         output.print_json(found)
         return
-    table = Table(box=None)
-    for column in ("group", "delivery", "consumers", "owned", "partitions", "topics", "state"):
-        table.add_column(column)
-    for one in found:
-        table.add_row(
-            one.group,
-            one.delivery,
-            str(one.sessions),
-            str(one.owned),
-            str(one.partitions),
-            ", ".join(one.topics),
-            _condition(one),
-        )
-    output.print_table(table)
+    output.print_table(
+        ("group", "delivery", "consumers", "owned", "partitions", "topics", "state"),
+        (
+            (one.group, one.delivery, one.sessions, one.owned, one.partitions, ", ".join(one.topics), _condition(one))
+            for one in found
+        ),
+    )
 
 
 def _causes(observer: Observer, looking: Looking, log: int, group: Group, now_ms: int) -> list[str]:

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -148,11 +148,16 @@ def logging_to_stderr() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def print_table(table: Table, to: Console | None = None) -> None:
-    """Prints a table in which nothing is cut off. `to`: a `console()`; that of stdout if left out."""
-    for column in table.columns:
-        column.overflow = "fold"
-    (to or console()).print(table)
+def print_table(
+    columns: Iterable[str], rows: Iterable[Iterable[object]], *, right: Collection[str] = (), stderr: bool = False
+) -> None:
+    """Prints a table in which nothing is cut off, and a cell of None is shown as -. `right`: columns aligned there."""
+    table = Table(box=None)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*("-" if cell is None else str(cell) for cell in row))
+    console(stderr=stderr).print(table)
 
 
 def console(*, stderr: bool = False) -> Console:

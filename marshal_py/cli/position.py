@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Annotated, Final
 
 import typer
-from rich.table import Table
 
 from marshal_py.admin.group import Group, Moved
 from marshal_py.admin.plans.impact import Row
@@ -127,17 +126,13 @@ def _refused(moved: Moved) -> Iterator[str]:
 
 
 def _print_rows(rows: list[Row], *, stderr: bool = False) -> None:
-    table = Table(box=None)
-    for column in ("partition", "owner", "position", "target", "skipped", "repeated"):
-        table.add_column(column, justify="left" if column in ("partition", "owner") else "right")
-    for row in rows:
-        position = "none" if row.position == NONE else str(row.position)
-        table.add_row(
-            f"{row.topic}:{row.partition}",
-            row.owner or "-",
-            position,
-            str(row.target),
-            str(row.skipped),
-            str(row.repeated),
-        )
-    output.print_table(table, output.console(stderr=stderr))
+    numbers = ("position", "target", "skipped", "repeated")
+    cells = (
+        (f"{row.topic}:{row.partition}", row.owner or None, _position(row), row.target, row.skipped, row.repeated)
+        for row in rows
+    )
+    output.print_table(("partition", "owner", *numbers), cells, right=numbers, stderr=stderr)
+
+
+def _position(row: Row) -> object:
+    return "none" if row.position == NONE else row.position

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.table import Table
 
 from marshal_py.cli import output
 from marshal_py.cli.options import CommonOptions, command
@@ -168,23 +167,16 @@ def _plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date) else value
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, datetime):
-        return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
-    return "-" if value is None else str(value)
+def _cell(value: Any) -> Any:
+    return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}" if isinstance(value, datetime) else value
 
 
 def _print(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    console = output.console()
-    console.print(title, style="bold", highlight=False, markup=False)
+    output.console().print(title, style="bold")
     if not rows:
-        console.print("  none", highlight=False)
+        print("  none")
         return
-    table = Table(box=None, pad_edge=True)
-    for name in rows[0]:
-        table.add_column(name.replace("_", " "))
-    for row in rows[:ROWS_MAX]:
-        table.add_row(*map(_text, row.values()))
-    output.print_table(table, console)
+    columns = [name.replace("_", " ") for name in rows[0]]
+    output.print_table(columns, (map(_cell, row.values()) for row in rows[:ROWS_MAX]))
     if len(rows) > ROWS_MAX:
-        console.print(f"  and {len(rows) - ROWS_MAX} more; --json has all", highlight=False)
+        print(f"  and {len(rows) - ROWS_MAX} more; --json has all")

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Annotated, Final
 
 import typer
-from rich.table import Table
 
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.group_info import POLICIES, MemberInfo, plain
-from marshal_py.admin.views.group_state import GroupLag, GroupState
+from marshal_py.admin.views.group_state import GroupLag, GroupState, PartitionLag, SessionState
 from marshal_py.admin.views.looking import Looking
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.cli import output
@@ -104,39 +103,23 @@ def _print(found: GroupState) -> None:
     marks += ["deleted"] if found.deleted else []
     marks += [f"opaque from offset {found.opaque_at} on"] if found.opaque_at is not None else []
     print(f"group {found.group}  ({', '.join(marks)}; log {found.log})")
-    sessions = _table("session", "client", "state", "last sign of life", "interval", "claims", "witness")
-    for row in found.sessions:
-        sessions.add_row(
-            str(row.session),
-            row.client_id,
-            row.state,
-            _ago(row.last_extended_s),
-            f"{row.interval_s:g} s",
-            str(row.claims),
-            row.witness or "-",
-        )
     if found.sessions:
-        output.print_table(sessions)
+        columns = ("session", "client", "state", "last sign of life", "interval", "claims", "witness")
+        output.print_table(columns, map(_session_cells, found.sessions))
     else:
         print("  no live session")
-    partitions = _table("topic", "partition", "owner", "position", "end", "lag", "parked")
-    for one in found.partitions:
-        numbers = ("-" if at is None else str(at) for at in (one.position, one.end, one.lag))
-        partitions.add_row(one.topic, str(one.partition), one.owner or "-", *numbers, one.parked or "-")
-    output.print_table(partitions)
+    output.print_table(
+        ("topic", "partition", "owner", "position", "end", "lag", "parked"),
+        ((one.topic, one.partition, one.owner, one.position, one.end, one.lag, one.parked) for one in found.partitions),
+    )
     for notice in found.notices:
         print(f"  ! {notice}")
 
 
-def _ago(seconds: float | None) -> str:
-    return "before the log's beginning" if seconds is None else f"{seconds:g} s ago"
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=True)
-    for name in columns:
-        table.add_column(name)
-    return table
+def _session_cells(row: SessionState) -> list[object]:
+    last = row.last_extended_s
+    ago = "before the log's beginning" if last is None else f"{last:g} s ago"
+    return [row.session, row.client_id, row.state, ago, f"{row.interval_s:g} s", row.claims, row.witness]
 
 
 # --- the views of one matter
@@ -169,24 +152,16 @@ def _lag(options: ReadOptions, group: str) -> None:
     if options.as_json:
         output.print_json(found)
         return
-    table = Table(box=None)
-    for column in ("topic", "partition", "owner", "position", "end", "lag", "per second", "time", "parked"):
-        table.add_column(column)
-    for row in found.partitions:
-        numbers = ["-" if one is None else str(one) for one in (row.position, row.end, row.lag)]
-        table.add_row(
-            row.topic,
-            str(row.partition),
-            row.owner or "-",
-            *numbers,
-            f"{row.per_second:g}",
-            _duration(row.time_s),
-            row.parked or "-",
-        )
-    output.print_table(table)
+    columns = ("topic", "partition", "owner", "position", "end", "lag", "per second", "time", "parked")
+    output.print_table(columns, map(_lag_cells, found.partitions))
     print(f"group {group}: {_total(found)}")
     for notice in found.notices:
         print(f"! {notice}")
+
+
+def _lag_cells(row: PartitionLag) -> list[object]:
+    place = [row.topic, row.partition, row.owner, row.position, row.end, row.lag]
+    return [*place, f"{row.per_second:g}", _duration(row.time_s), row.parked]
 
 
 def _total(found: GroupLag) -> str:
@@ -215,32 +190,22 @@ def _members(options: ReadOptions, group: str) -> None:
     if options.as_json:
         output.print_json(found)
         return
-    table = Table(box=None)
-    for column in (
-        "group",
-        "session",
-        "client id",
-        "member",
-        "claims",
-        "interval",
-        "last heartbeat",
-        "library",
-        "stepped down",
-    ):
-        table.add_column(column)
-    for one in found:
-        table.add_row(
-            one.group,
-            str(one.session),
-            one.client_id,
-            one.member or "-",
-            ", ".join(one.claims) or "-",
-            f"{one.interval_s:g} s",
-            _last_heartbeat(one),
-            one.library,
-            "yes" if one.stepped_down else "-",
-        )
-    output.print_table(table)
+    columns = ("group", "session", "client id", "member", "claims", "interval")
+    output.print_table((*columns, "last heartbeat", "library", "stepped down"), map(_member_cells, found))
+
+
+def _member_cells(one: MemberInfo) -> list[object]:
+    return [
+        one.group,
+        one.session,
+        one.client_id,
+        one.member,
+        ", ".join(one.claims) or None,
+        f"{one.interval_s:g} s",
+        _last_heartbeat(one),
+        one.library,
+        "yes" if one.stepped_down else None,
+    ]
 
 
 def _last_heartbeat(member: MemberInfo) -> str:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final
 
 import typer
 from msgspec import structs
-from rich.table import Table
 
 from marshal_py.admin.group import group_names
 from marshal_py.cli import output
@@ -65,10 +64,8 @@ def info(options: CommonOptions, topic: Name) -> None:
         ]
         output.print_json({**structs.asdict(found), "partitions": partitions})
         return
-    table = Table("partition", "first", "end", "offsets", box=None)
-    for number, (first, end) in found.partitions.items():
-        table.add_row(*map(str, (number, first, end, end - first)))
-    output.print_table(table)
+    rows = ((number, first, end, end - first) for number, (first, end) in found.partitions.items())
+    output.print_table(("partition", "first", "end", "offsets"), rows)
     print(f"topic {topic}: {len(found.partitions)} partitions, {found.offsets} offsets, id {found.topic_id or '-'}")
     for name, value in sorted(found.settings.items()):
         print(f"  {name}={value}")
