@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Message, Retry, aio
+from marshal_py.client.aio import async_process
 from marshal_py.client.process.processing import Processing
 from marshal_py.errors import EventLoopMisuse, InvalidOption, ReentrantCall
 from tests.client.test_process import Unwritable, fill
@@ -225,6 +228,78 @@ def test_handlers_that_are_cancelled_give_their_messages_back(memory: MemoryTest
             await until(lambda: work.closed and "closed" in repr(work), "it ends, and so does its consume")
             assert work.stats().working == 0
             assert [message.offset for message in await consumer.fetch(4, min_messages=4)] == [0, 1, 2, 3]
+
+    asyncio.run(main())
+
+
+def test_a_cancellation_that_a_handler_has_caught_does_not_end_the_next_one(memory: MemoryTestCluster) -> None:
+    """Handlers follow each other in one task, and each may take it for its own."""
+    topic, done = fill(memory, 3, keys=1), []
+
+    async def main() -> None:
+        async def handle(message: Message) -> None:
+            if message.offset == 0:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+            elif message.offset == 1 and not done.count(1):
+                done.append(message.offset)
+                other = asyncio.get_running_loop().create_future()
+                other.cancel()
+                await other  # this is not the end of the program
+            done.append(message.offset)
+
+        async with opened(memory, topic) as consumer, consumer.process(handle) as work:
+            with pytest.raises(asyncio.CancelledError):
+                await work.wait(DEADLINE_S)
+
+    asyncio.run(main())
+    assert done == [0, 1]
+
+
+def test_what_a_handler_sets_in_its_context_is_gone_with_it(memory: MemoryTestCluster) -> None:
+    topic, found = fill(memory, 20, keys=2), []
+    order: contextvars.ContextVar[int] = contextvars.ContextVar("order", default=-1)
+
+    async def main() -> None:
+        async def handle(message: Message) -> None:
+            before = order.get()
+            order.set(message.offset)
+            await asyncio.sleep(0)
+            found.append((before, order.get() == message.offset))
+
+        async with opened(memory, topic) as consumer, consumer.process(handle):
+            await until(lambda: len(found) == 20, "all are handled")
+
+    asyncio.run(main())
+    assert found == [(-1, True)] * 20
+
+
+def test_handlers_that_do_not_wait_let_other_tasks_run(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every few milliseconds; here after each handler."""
+    monkeypatch.setattr(async_process, "TURN_S", 0.0)
+    topic, turns = fill(memory, 50, keys=1), [0]
+
+    async def main() -> None:
+        seen: list[int] = []
+
+        async def handle(message: Message) -> None:
+            seen.append(turns[0])
+
+        async def other() -> None:
+            while True:
+                turns[0] += 1
+                await asyncio.sleep(0)
+
+        running = asyncio.create_task(other())
+        async with opened(memory, topic) as consumer, consumer.process(handle, workers=1):
+            await until(lambda: len(seen) == 50, "all are handled")
+        running.cancel()
+        assert len(set(seen)) == 50
 
     asyncio.run(main())
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+import time
+import types
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import copy_context
 from types import TracebackType
-from typing import Final, Generic, Self
+from typing import Any, Final, Generic, Self
 
 from marshal_py.client.aio.async_consume import AsyncConsumeContext
 from marshal_py.client.aio.event_loop import EventLoop
@@ -20,6 +23,7 @@ from marshal_py.errors import InvalidOption, ReentrantCall
 from marshal_py.transport.serialization import K_co, V_co
 
 HANDLES: Final = "marshal-process-handler"  # names the tasks
+TURN_S: Final = 0.005  # how long handlers that do not wait keep other tasks from running
 
 
 class AsyncProcess(Generic[K_co, V_co]):
@@ -44,6 +48,7 @@ class AsyncProcess(Generic[K_co, V_co]):
         self._watcher: asyncio.Task[None]
         self._tasks: set[asyncio.Task[None]] = set()
         self._later: asyncio.TimerHandle | None = None
+        self._turn_until = 0.0  # monotonic
         self._drained = False
         self._ended = asyncio.Event()
 
@@ -165,38 +170,57 @@ class AsyncProcess(Generic[K_co, V_co]):
         self._processing.take(message)
         self._begin()
 
-    def _begin(self) -> None:
-        """Begins as many handlers as may run."""
-        loop = asyncio.get_running_loop()
-        while len(self._tasks) < self._processing.settings.workers:
-            message, shut = self._processing.begin()
-            if message is None:
-                if shut and self._later is None:
-                    self._later = loop.call_later(SHUT_S, self._again)
-                return
-            task = loop.create_task(self._handle(message), name=HANDLES)
+    def _begin(self, least: int = 0) -> None:
+        """Has tasks handle what is ready, as many as there are lanes, and `least` at least."""
+        loop, free = asyncio.get_running_loop(), self._processing.settings.workers - len(self._tasks)
+        for _ in range(min(free, max(least, self._processing.ready()))):
+            task = loop.create_task(self._work(), name=HANDLES)
             self._tasks.add(task)
             task.add_done_callback(self._done)
-
-    def _again(self) -> None:
-        self._later = None
-        self._begin()
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._begin()
 
+    async def _work(self) -> None:
+        """Handles messages while any is ready. Between handlers that do not wait there is no switch of tasks, but every
+        TURN_S."""
+        task = asyncio.current_task()
+        assert task is not None
+        while (message := self._next()) is not None:
+            await self._handle(message)
+            if task.cancelling():  # its handler has caught it; it must not end the next one
+                return
+            if time.monotonic() >= self._turn_until:
+                await asyncio.sleep(0)
+                self._turn_until = time.monotonic() + TURN_S
+
+    def _next(self) -> Message[K_co, V_co] | None:
+        """Returns the next message for a handler. If it waits for its gate alone, a task looks again soon."""
+        message, shut = self._processing.begin()
+        if shut and self._later is None:
+            self._later = asyncio.get_running_loop().call_later(SHUT_S, self._again)
+        return message
+
+    def _again(self) -> None:
+        self._later = None
+        self._begin(least=1)
+
     async def _handle(self, message: Message[K_co, V_co]) -> None:
         error: BaseException | None = None
         ends = False
         try:
-            async with asyncio.timeout(self._timeout_s):
-                result = self._handler(message)
-                if inspect.isawaitable(result):
+            result = self._handler(message)
+            if inspect.iscoroutine(result):
+                result = _in_context(result)
+            if not inspect.isawaitable(result):
+                rule = "a coroutine function; Consumer.process calls plain ones, on threads"
+                error, ends = InvalidOption("handler", self._handler, rule), True
+            elif self._timeout_s is None:
+                await result
+            else:
+                async with asyncio.timeout(self._timeout_s):
                     await result
-                else:
-                    rule = "a coroutine function; Consumer.process calls plain ones, on threads"
-                    error, ends = InvalidOption("handler", self._handler, rule), True
         except BaseException as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -204,3 +228,20 @@ class AsyncProcess(Generic[K_co, V_co]):
                 raise
             error = raised
         self._processing.settle(message, error, ends=ends)
+
+
+@types.coroutine
+def _in_context(handler: Coroutine[Any, Any, object]) -> Generator[Any, Any, None]:
+    """Awaits a handler in a context of its own, as its own task would: the next one does not find what it sets."""
+    run = copy_context().run
+    try:
+        waits = run(handler.send, None)
+        while True:
+            try:
+                result = yield waits
+            except BaseException as error:
+                waits = run(handler.throw, error)
+            else:
+                waits = run(handler.send, result)
+    except StopIteration:
+        pass

@@ -200,6 +200,6 @@ class Process(Generic[K_co, V_co]):
             with processing.changed:
                 if shut:
                     processing.changed.wait(SHUT_S)
-                elif not processing.any_ready():
+                elif not processing.ready():
                     processing.changed.wait(IDLE_S)
         return None

@@ -440,9 +440,9 @@ class Processing(Generic[K_co, V_co]):
             busy = not self._halted and self._lanes.working >= self.settings.workers
             return self._monotonic() - self._worked_at if busy else 0.0
 
-    def any_ready(self) -> bool:
-        """Returns whether a message waits for nothing but a handler. With `changed` held."""
-        return bool(self._lanes.ready)
+    def ready(self) -> int:
+        """Returns how many messages may begin at once, as far as is known without a look at their gates."""
+        return 0 if self.over else len(self._lanes.ready)
 
     def stats(self) -> ProcessStats:
         with self.changed:
