@@ -291,7 +291,7 @@ def request_with_key(at: Place) -> None:
     at.fill(2)
     with at.consumer() as consumer:
         first = consumer.fetch(MESSAGES, min_messages=MESSAGES, expires_s=DEADLINE_S)
-        sent = {f"{m.topic}/{m.partition}/{m.offset}": m.value for m in first}
+        sent = {m.idempotency_key: m.value for m in first}
         at.cluster.redeliver(consumer)
         stop, again = Stop(consumer, MESSAGES), {}
 
