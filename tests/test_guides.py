@@ -28,10 +28,9 @@ CONNECTING: Final = {
 }
 IN_MEMORY: Final = {name: guide for name, guide in GUIDES.items() if name not in CONNECTING}
 # The tests that run all blocks of a page (None) or one block in Spark, and the block that pytest loads as conftest.py.
-# Two blocks of spark-reference.md run nowhere: one needs a schema registry, one a package of the JVM. Both say so.
+# One block of spark-reference.md runs nowhere, because it needs a schema registry. It says so.
 ELSEWHERE: Final = {
     ("docs/spark.md", None): "tests/spark/test_docs.py",
-    ("docs/sinks.md", None): "tests/spark/test_sinks_guide.py",
     ("docs/spark-reference.md", None): "tests/spark/test_formats_guide.py",
     ("docs/process.md", 5): "tests/spark/test_process_page.py",
     ("docs/testing.md", 0): "tests/testing/test_plugin.py",

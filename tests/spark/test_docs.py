@@ -1,10 +1,12 @@
-"""docs/spark.md, and the log of docs/spark-reference.md: programs run, the questions are those of the reports."""
+"""docs/spark.md, and the log of docs/spark-reference.md: programs run, and the tables hold every message once."""
 
 from __future__ import annotations
 
 import re
 import shutil
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +28,12 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "spark.md").read_text(encoding="utf-8")
+REFERENCE = (DOCS / "spark-reference.md").read_text(encoding="utf-8")
 LOG_TEXT = section("docs/spark-reference.md", "The coordination log as tables")
 FENCED = re.compile(r"```python\n(.*?)```", re.DOTALL)
 PROGRAMS = FENCED.findall(TEXT)
 LOG_PROGRAMS = FENCED.findall(LOG_TEXT)
-MESSAGES = 10  # per partition and time
+MESSAGES = 10  # per partition and program that writes a table
 
 
 def adapted(program: str, orders: KafkaTopic, folder: Path) -> str:
@@ -63,37 +66,58 @@ def test_the_programs_run(spark: SparkSession, kafka: Cluster, topic: TopicFacto
     program, add below what it leaves.
     """
     orders = KafkaTopic(kafka, topic, partitions=2)
-    assert (len(PROGRAMS), len(LOG_PROGRAMS)) == (4, 2)
-    for _ in range(times):
-        orders.fill(MESSAGES)
-        run(spark, orders, tmp_path)
+    assert (len(PROGRAMS), len(LOG_PROGRAMS)) == (8, 2)
+    for turn in range(1, times + 1):
+        names = run(spark, orders, tmp_path)
         once = Counter(orders.written)
-        # The first job and the backfill: every message once, although the checkpoint was deleted.
-        assert Counter(pairs(DeltaTable(str(tmp_path / "orders")).to_pyarrow_table())) == once
         # Claimed batches: they append whatever they are given, and have no checkpoint. The positions do it.
         assert counted(spark.read.parquet(f"{tmp_path}/audited")) == once
+        # Iceberg and the database: what came after the queries and services before them.
+        assert len(pairs(names["catalog"].load_table("shop.orders").scan().to_arrow())) == turn * 2 * MESSAGES
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as db:
+            assert db.execute("SELECT orders FROM total").fetchall() == [(turn * 2 * MESSAGES,)]
         # The archive: what is new in the log is added to it, nothing else.
         archived = Counter((row.log, row.offset) for row in spark.read.parquet(f"{tmp_path}/archive").collect())
         assert archived
         assert set(archived.values()) == {1}
         # The others (a listener, the log as tables) show something and leave nothing.
-        assert {path.name for path in tmp_path.iterdir()} == {"orders", "audited", "archive", "orders-checkpoint"}
-        shutil.rmtree(tmp_path / "orders-checkpoint")
+        tables = {"orders", "audited", "archive", "catalog.db", "lake", "shop.db"}
+        checkpoints = {path.name for path in tmp_path.glob("*-checkpoint")}
+        assert checkpoints == {"orders-checkpoint", "iceberg-checkpoint", "counting-checkpoint"}
+        assert {path.name for path in tmp_path.iterdir()} == tables | checkpoints
+        for name in checkpoints:
+            shutil.rmtree(tmp_path / name)
 
 
-def run(spark: SparkSession, orders: KafkaTopic, folder: Path) -> None:
-    """Runs all programs in one namespace; removes what they leave in the session."""
-    names: dict[str, Any] = {}
+def run(spark: SparkSession, orders: KafkaTopic, folder: Path) -> dict[str, Any]:
+    """Runs all programs in one namespace, and returns it; removes what they leave in the session."""
+
+    def rows() -> list[tuple[int, int]]:
+        return pairs(DeltaTable(str(folder / "orders")).to_pyarrow_table())
+
+    rewind = 'table.rewind("orders", 0, 10)'
+    names: dict[str, Any] = {"rows": rows}
     try:
         for number, program in enumerate((*PROGRAMS, *LOG_PROGRAMS)):
             code = adapted(program, orders, folder).replace('"start", "2025-01-31"', '"start", "earliest"')
             code = code.replace('"until", "2025-02-01"', '"until", "latest"')  # the topic has no messages of that day
+            code = code.replace(rewind, f"{rewind.replace('orders', orders.topic)}; rewound = rows()")
+            there, before = set(orders.written), rows() if rewind in program else []
+            if any(table in program for table in ("DeltaOutput(", "IcebergOutput(", "Database(")):
+                orders.fill(MESSAGES)  # the programs before it have had the others
             exec(compile(code, f"the pages' program {number + 1}", "exec"), names)
+            if "DeltaOutput(" in program:
+                assert len(rows()) == len(set(rows()))
+                assert set(rows()) >= orders.written - there
+            if rewind in program:
+                assert names["rewound"] == [row for row in before if row[0] == 1 or row[1] < 10]
+                assert rows() == sorted(orders.written), "the backfill has added what was taken out, and all others"
     finally:
         if "listener" in names:  # else an earlier program has failed
             spark.streams.removeListener(names["listener"])
         if "folded" in names:
             names["folded"].unpersist()
+    return names
 
 
 def counted(table: DataFrame) -> Counter[tuple[int, int]]:
@@ -108,7 +132,7 @@ def test_the_questions_are_those_of_the_report() -> None:
 
 def test_the_names_exist() -> None:
     """The errors, tables and options that the text names."""
-    table = TEXT.partition("## When something fails")[2]
+    table = REFERENCE.partition("## When something fails")[2].partition("\n## ")[0]
     named = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", table))
     assert len(named) > 8
     assert {name for name in named if not hasattr(errors, name)} == set()
@@ -116,15 +140,15 @@ def test_the_names_exist() -> None:
     assert {
         name for cell in re.findall(r"^\| (`.*?`) \|", rows, re.MULTILINE) for name in re.findall(r"\w+", cell)
     } == set(STATE_TABLES)
-    assert first_cells("| option | default | |") == {*OPTIONS, "kafka.*"}
-    assert first_cells('| option of `format("kafka")` | here |') == {*ALIASES, "kafka.*"}
+    assert first_cells(REFERENCE, "| option | default | |") == {*OPTIONS, "kafka.*"}
+    assert first_cells(TEXT, '| option of `format("kafka")` | here |') == {*ALIASES, "kafka.*"}
     below = TEXT.partition('| option of `format("kafka")` | here |')[2].partition("## ")[0]
     assert {
         name for name in re.findall(r"`(kafka[.][a-z.]+|[a-z]+(?:[A-Z][a-z]+)+)`", below) if name not in ALIASES
     } <= {*REFUSED, "kafka.ssl.ca.location", "kafka.sasl.jaas.config", "timestampType"}
 
 
-def first_cells(heading: str) -> set[str]:
+def first_cells(page: str, heading: str) -> set[str]:
     """The names in the first column of a table."""
-    cells = re.findall(r"^\| (`.*?`) \|", TEXT.partition(heading)[2].partition("\n\n")[0], re.MULTILINE)
+    cells = re.findall(r"^\| (`.*?`) \|", page.partition(heading)[2].partition("\n\n")[0], re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}

@@ -114,7 +114,7 @@ def test_a_batch_that_comes_back_after_the_next_one_is_written(target: Target) -
 
 
 def test_a_service_that_gives_a_batch_back_and_goes_on_loses_nothing(target: Target) -> None:
-    """Finding 20, by the recipe of docs/sinks.md: an error, `nak`, the next batch, then the first one again."""
+    """Finding 20, by the recipe of docs/spark.md: an error, `nak`, the next batch, then the first one again."""
     messages = [make_message(topic="orders", topic_id=OLD, offset=offset) for offset in range(6)]
     batch = make_batch(messages)
     failing = [True]

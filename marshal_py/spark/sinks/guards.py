@@ -236,7 +236,7 @@ def check_columns(df: DataFrame) -> None:
             df.columns,
             f"rows that are messages, with the columns {', '.join(NEEDED)}; {', '.join(lacking)} is not there. Choose "
             f"other columns in the sink's function. What groupBy and windows make are no messages, so no sink can know "
-            f"which of it is in a table: write it under its key (docs/sinks.md)",
+            f"which of it is in a table: write it under its key (docs/spark.md)",
         )
 
 
