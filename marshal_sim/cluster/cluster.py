@@ -504,6 +504,7 @@ class Cluster:
             acks_pending_max=journal.acks_pending_max,
             touches=journal.touches,
             lanes=journal.lanes,
+            workers=journal.workers,
             follows=journal.follows,
             handler_intervals=HANDLER_TIMEOUT_INTERVALS,
             produced_ms=self.broker.produced_ms,

@@ -75,9 +75,11 @@ def draw_settings(environment: ClientEnvironment, number: int, driver: ConsumerD
     order, unkeyed = ORDERS[int(rng.random() * len(ORDERS))], UNKEYED[int(rng.random() * len(UNKEYED))]
     workers, window = WORKERS_LEAST + int(rng.random() * WORKERS_MORE), WINDOWS[int(rng.random() * len(WINDOWS))]
     after = AFTER_DEAD_LETTER[int(rng.random() * len(AFTER_DEAD_LETTER))]
-    environment.evidence.lanes[number] = _lane_of(order, unkeyed)
+    evidence = environment.evidence
+    evidence.lanes[number] = _lane_of(order, unkeyed)
+    evidence.workers[number] = min(workers, evidence.workers.get(number, workers))
     if after == "key":
-        environment.evidence.follows.add(number)
+        evidence.follows.add(number)
     name, options = driver.member.name, driver.options
     return check_settings(name, options, workers, order, None, unkeyed, None, Exception, after, window)
 

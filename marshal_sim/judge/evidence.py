@@ -348,6 +348,7 @@ class Evidence:
     # By client that handles messages by `process`: what names the lane of the message at an offset, within its
     # partition; None for a message that is on its own (S26).
     lanes: dict[Client, Callable[[int], Hashable]] = field(default_factory=dict)
+    workers: dict[Client, int] = field(default_factory=dict)  # of these: the least number of workers that each has had
     follows: set[Client] = field(default_factory=set)  # of these: messages behind a dead letter of their lane follow it
     handler_intervals: int = 2**31  # how many of its own intervals an owner waits for a silent handler (D4)
     acks_pending_max: dict[Client, int] = field(default_factory=dict)  # by client that has this option (S22)

@@ -111,8 +111,9 @@ def s26_silent(history: History) -> Iterator[Violation]:
         history.counted["S26"] += 1
         claim = mine[-1]
         timeout_ms = history.evidence.handler_intervals * history.sessions[group, claim.session].interval_ms
-        busy = [d for d in begun.get(client, ()) if d.begin_ms <= sent_ms and not 0 <= d.end_ms < sent_ms]
+        busy = [d for d in begun.get(client, ()) if d.gate_ms <= sent_ms and not 0 <= d.end_ms < sent_ms]
         has = any((d.epoch, d.offset) == (claim.epoch, fields["from"]) for d in busy)
-        if not has and not any(d.begin_ms <= sent_ms - timeout_ms / 2 for d in busy):
+        silent = sum(d.gate_ms <= sent_ms - timeout_ms / 2 for d in busy)
+        if not has and silent < history.evidence.workers.get(client, 1):
             text = f"client {client} gives up {claim.key} {fields['from']} as silent, and no handler had it"
             yield Violation("S26", sent_ms, claim.epoch, text)

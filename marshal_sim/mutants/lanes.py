@@ -13,6 +13,7 @@ from marshal_py.client.messages.message import begin, claim_of
 from marshal_py.client.process import processing
 from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
 from marshal_py.client.process.processing import Processing
+from marshal_py.protocol.claims.delivery import OffsetRun
 
 Patch = tuple[Any, str, Any]
 
@@ -44,7 +45,7 @@ def k3() -> list[Patch]:
 
 
 def k4() -> list[Patch]:
-    return [(processing, "queue", lambda message, now: None)]
+    return [(processing, "queue", lambda message, since: None)]
 
 
 def k5() -> list[Patch]:
@@ -56,7 +57,17 @@ def k6() -> list[Patch]:
 
 
 def k7() -> list[Patch]:
-    return [(Lanes, "all_waiting", lambda self: [])]
+    oldest = OffsetRun.oldest
+
+    def since_it_came(self: OffsetRun) -> tuple[int, int] | None:
+        """Takes a message for silent since it was queued, as if its handler had it."""
+        queued, self.queued = self.queued, None
+        try:
+            return oldest(self)
+        finally:
+            self.queued = queued
+
+    return [(OffsetRun, "oldest", since_it_came)]
 
 
 def k8() -> list[Patch]:
@@ -71,6 +82,15 @@ def k9() -> list[Patch]:
     return [(Lanes, "in_vain", lambda self: [])]
 
 
+def k10() -> list[Patch]:
+    def since_one_hangs(self: Processing[Any, Any]) -> int | None:
+        """Takes what waits for silent as soon as one handler is, although others are free."""
+        begun_s = min(self._begun_s.values(), default=None)
+        return None if begun_s is None else round(1000 * begun_s)
+
+    return [(Processing, "_silent_since_ms", since_one_hangs)]
+
+
 # Name, what it does wrong, the bug, the faults that make it likely to show, and other options.
 _LANES: Final = {"mode": 1, "rate": 60, "intervals": 12}
 PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...], dict[str, Any]], ...]] = (
@@ -83,4 +103,5 @@ PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...],
     ("K7", "what waits in lanes is taken for messages of silent handlers", k7, ("lanes", "slow_handler"), _LANES),
     ("K8", "a handler begins with what its user has paused", k8, ("lanes", "calls"), _LANES),
     ("K9", "a handler that has lost its claim holds up its lane", k9, ("lanes", "stuck_handler", "calls"), _LANES),
+    ("K10", "one silent handler has all that waits given up", k10, ("lanes", "stuck_handler"), _LANES),
 )

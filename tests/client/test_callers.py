@@ -564,7 +564,8 @@ def _in_a_child(verbs: list[Any]) -> list[str]:
     os.close(writer)
     reported = b"".join(iter(lambda: os.read(reader, 4096), b"")).decode()
     os.close(reader)
-    os.waitpid(child, 0)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, f"the child ended with {os.waitstatus_to_exitcode(status)}; it had reported {reported!r}"
     return reported.split()
 
 

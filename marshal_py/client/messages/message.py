@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Generic, NoReturn, SupportsIndex, cast, overload
 
 from msgspec import Struct, structs
@@ -501,12 +501,13 @@ def payload_size(message: Message[Any, Any]) -> int:
     return payload_bytes((message._raw,))
 
 
-def queue(message: Message[Any, Any], now: Instant) -> None:
-    """Has a message wait for its handler: until `begin` it counts as not delivered (D17). With the lock held."""
+def queue(message: Message[Any, Any], silent_since_ms: Callable[[], int | None]) -> None:
+    """Has a message wait for its handler: until `begin` it counts as not delivered (D17). With the lock held.
+    `silent_since_ms` tells since when all handlers are silent, in monotonic ms; None if they are not."""
     delivered = message._delivered
     if not delivered.claim.sealed:
         tracker, run = _tracked(delivered)
-        tracker.queue(run, message._index, now.mono_ms)
+        tracker.queue(run, message._index, silent_since_ms)
 
 
 def begin(message: Message[Any, Any], now: Instant) -> bool | None:

@@ -232,9 +232,6 @@ class Lanes:
             return []
         return [lane.parked for lane in self._lanes.values() if lane.parked is not None]
 
-    def all_waiting(self) -> list[AnyMessage]:
-        return [message for lane in self._lanes.values() for message in lane.waiting]
-
     # --- parts
 
     def _take(self, lane: Lane) -> list[AnyMessage]:

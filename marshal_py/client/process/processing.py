@@ -44,7 +44,6 @@ from marshal_py.transport.serialization import K_co, V_co
 
 LOOK_S: Final = 0.05  # between two looks for claims that end
 SHUT_S: Final = 0.01  # before a handler is tried again whose message came, and whose gate has shut since
-TOUCHES: Final = 4  # how often within `handler_timeout_s` it is said that waiting messages are not with a handler
 WINDOW: Final = BITMAP_OFFSETS_MAX  # then the log can name all that is finished (E10)
 WINDOW_MAX: Final = 100_000
 WORKERS_MAX: Final = 10_000
@@ -154,7 +153,7 @@ class Processing(Generic[K_co, V_co]):
         self._driver, self._queue, self._draw = driver, queue, draw
         self._context, self._monotonic = driver.context, driver.context.monotonic
         self._lanes = Lanes()
-        self._touched_at = self._worked_at = self._monotonic()
+        self._worked_at = self._monotonic()
         self._share_bytes, self._timeout_s = driver.options.prefetch_bytes, driver.options.handler_timeout_s
         self._begun_s: dict[int, float] = {}  # by id of a message that a handler has: since when
         self._finished = self._retried = self._ended = 0
@@ -224,7 +223,7 @@ class Processing(Generic[K_co, V_co]):
             self.fail(error)
             return
         with self._context.lock:
-            queue(message, self._context.clock.now())
+            queue(message, self._silent_since_ms)
         with self.changed:
             parked = self._lanes.parked_before(key, message) if self.draining else None
             if not self.over and parked is None:
@@ -249,6 +248,7 @@ class Processing(Generic[K_co, V_co]):
         if self._lanes.shut:
             self._reopen()
         while True:
+            self._worked_at = self._monotonic()
             with self.changed:
                 message = None if self.over else self._lanes.next()
                 if message is None:
@@ -367,12 +367,8 @@ class Processing(Generic[K_co, V_co]):
     # --- looking
 
     def look(self) -> None:
-        """Forgets what waits of claims that are over, and says of the rest that no handler has it.
-
-        It says so no more when every worker has been silent for the handler timeout: then what waits goes to others, as
-        what the handlers have. A handler that has been silent for so long, and has lost its claim, holds up its lane no
-        more.
-        """
+        """Forgets what waits of claims that are over. A handler that has been silent for the handler timeout, and has
+        lost its claim, holds up its lane no more."""
         with self._context.lock:
             claims = len(self._driver.member.claims)
         self._share_bytes = self._driver.options.prefetch_bytes // max(1, claims)
@@ -388,19 +384,12 @@ class Processing(Generic[K_co, V_co]):
                 self._lanes.take_waiting(claim)
                 if not self._lanes.held[claim].messages:
                     self._lanes.forget_claim(claim)
-            touched, now_s = [], self._monotonic()
+            now_s = self._monotonic()
             for message in self._lanes.in_vain():
                 if now_s - self._begun_s.get(id(message), now_s) >= self._timeout_s:
                     self._lanes.abandon(message)
-            if self._lanes.working < self.settings.workers:
-                self._worked_at = now_s
-            silent = now_s - self._worked_at >= self._timeout_s
-            if now_s - self._touched_at >= self._timeout_s / TOUCHES and not silent:
-                self._touched_at, touched = now_s, self._lanes.all_waiting()
             if over or done:
                 self.changed.notify_all()
-        for message in touched:
-            message.in_progress()
 
     def drain(self) -> None:
         """Has nothing wait behind messages that are tried again later: a drain does not wait for these."""
@@ -435,10 +424,16 @@ class Processing(Generic[K_co, V_co]):
     # --- telling
 
     def silent_s(self) -> float:
-        """Returns for how many seconds no handler has returned while all workers have one; 0 if not all have."""
-        with self.changed:
-            busy = not self._halted and self._lanes.working >= self.settings.workers
-            return self._monotonic() - self._worked_at if busy else 0.0
+        """Returns for how many seconds no handler has begun or returned while all workers have one; 0 if not all have.
+
+        It takes no lock, because the Marshal's lock may be held."""
+        busy = not self._halted and self._lanes.working >= self.settings.workers
+        return self._monotonic() - self._worked_at if busy else 0.0
+
+    def _silent_since_ms(self) -> int | None:
+        """Returns since when all handlers are silent; None while one is free: then what waits is not silent (D17)."""
+        silent_s = self.silent_s()
+        return self._context.clock.now().mono_ms - round(1000 * silent_s) if silent_s else None
 
     def ready(self) -> int:
         """Returns how many messages may begin at once, as far as is known without a look at their gates."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -216,13 +216,13 @@ class OffsetRun:
     def oldest(self) -> tuple[int, int] | None:
         """Returns (monotonic ms, index): since when the longest silent handler has been silent, and its message (D4). A
         report that it is at work breaks the silence."""
-        finished, index, aside = self.finished, self.low, self.aside or ()
-        if not self.touched and not aside:
+        finished, index, aside, queued = self.finished, self.low, self.aside or (), self.queued or ()
+        if not self.touched and not aside and not queued:
             return (self.delivered_ms(index), index) if index < self.delivered else None
         touched = self.touched = {at: ms for at, ms in (self.touched or {}).items() if not self.is_finished(at)}
-        while index < self.delivered and (index in touched or index in finished or index in aside):
+        while index < self.delivered and (index in touched or index in finished or index in aside or index in queued):
             index += 1
-        silent = [(ms, at) for at, ms in touched.items() if at not in aside]
+        silent = [(ms, at) for at, ms in touched.items() if at not in aside and at not in queued]
         if index < self.delivered:  # of the messages that were never touched, the lowest was handed over first
             silent.append((self.delivered_ms(index), index))
         return min(silent, default=None)
@@ -371,6 +371,7 @@ class AtLeastOnce:
         "_first",
         "_floor",
         "_reported",
+        "_silent_since_ms",
         "_touched",
         "counts_exactly",
         "in_ranges",
@@ -391,6 +392,7 @@ class AtLeastOnce:
         self._touched = False  # whether a handler has reported that it is at work
         self.runs: deque[OffsetRun] = deque()
         self.redeliveries: Redeliveries | None = None  # None until a handler gives a message back
+        self._silent_since_ms: Callable[[], int | None] | None = None  # of all handlers, if messages are queued (D17)
         self.in_ranges: bool = False  # its owner delivers ranges, which fail as a whole: no message is to blame (D11)
         self.counts_exactly: bool = False  # `attempts` counts no delivery that has not happened (claim.py)
 
@@ -539,18 +541,18 @@ class AtLeastOnce:
         """Returns how many messages handlers have, or will have without another hand-over."""
         return sum(run.awaited for run in self.runs)
 
-    def queue(self, run: OffsetRun, index: int, mono_ms: int) -> None:
-        """Records that a message that was handed over is queued for its handler, and not yet delivered (D17). It is
-        silent (D4) where nobody reports for the handlers that they are at work."""
+    def queue(self, run: OffsetRun, index: int, silent_since_ms: Callable[[], int | None]) -> None:
+        """Records that a message that was handed over is queued for its handler, and not yet delivered (D17). Of all
+        that is queued, the newest `silent_since_ms` tells since when no handler is left that is not silent."""
+        self._silent_since_ms = silent_since_ms
         run.settle()
         run.queue(index)
-        self.touch(run, index, index + 1, mono_ms)
 
     def begin(self, run: OffsetRun, index: int, mono_ms: int) -> None:
         """Records that the handler of a queued message begins: now it is delivered (D17)."""
         run.settle()
         run.begin(index)
-        run.touch(index, index + 1, mono_ms)
+        self.touch(run, index, index + 1, mono_ms)
 
     @property
     def tracked(self) -> int:
@@ -698,10 +700,15 @@ class AtLeastOnce:
         return max(times, self._attempts) if offset == self._first else times
 
     def oldest(self) -> tuple[int, int] | None:
-        """Returns (monotonic ms, offset): since when the longest silent handler has been silent, and its message
-        (D4)."""
+        """Returns (monotonic ms, offset): since when the longest silent handler has been silent, and its message (D4);
+        or since when all are, and the lowest queued one (D17)."""
         self.position()
         found: tuple[int, int] | None = None
+        since_ms = self._silent_since_ms() if self._silent_since_ms is not None else None
+        if since_ms is not None:
+            aside = [(run, run.aside or ()) for run in self.runs]
+            queued = [run.offsets[at] for run, others in aside for at in run.queued or () if at not in others]
+            found = (since_ms, min(queued)) if queued else None
         for run in self.runs:
             oldest = run.oldest()
             if oldest is not None and (found is None or oldest[0] < found[0]):
