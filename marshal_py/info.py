@@ -16,7 +16,7 @@ from marshal_py.admin.views.group_info import (
     PriorityGroupState,
     SettingsOrigin,
 )
-from marshal_py.client.process.processing import LaneInfo, ProcessStats
+from marshal_py.client.process.settings import LaneInfo, ProcessStats
 from marshal_py.client.values.info import ClaimInfo, ConsumerInfo
 from marshal_py.topics.purging import TopicInfo
 from marshal_py.topics.stored import EndOfBatch, StoredBatch

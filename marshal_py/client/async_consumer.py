@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Hashable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, Self
+from typing import Any, Final, Generic, Self, Unpack, overload
 
 from marshal_py.client.aio.async_consume import AsyncConsumeContext
 from marshal_py.client.aio.async_process import AsyncProcess
@@ -23,7 +23,15 @@ from marshal_py.client.consumer import HEALTHY_SILENCE_S, Consumer
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Ack
 from marshal_py.client.messages.message import Batch, Message, Part, delivered_by
-from marshal_py.client.process.processing import WINDOW, Processing, check_settings
+from marshal_py.client.process.processing import Processing
+from marshal_py.client.process.settings import (
+    BATCH_WAIT_S,
+    WINDOW,
+    AsyncBatchHandler,
+    AsyncHandler,
+    ProcessKeywords,
+    check_settings,
+)
 from marshal_py.client.receive.confirmations import Confirmations
 from marshal_py.client.receive.consuming import Handler, Reader, iterator_of
 from marshal_py.client.receive.demand import Demand
@@ -211,9 +219,28 @@ class AsyncConsumer(Generic[K_co, V_co]):
         context.start()
         return context
 
+    @overload
     def process(
         self,
-        handler: Callable[[Message[K_co, V_co]], Awaitable[object]],
+        handler: AsyncHandler[K_co, V_co],
+        *,
+        batch: None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[ProcessKeywords[K_co, V_co]],
+    ) -> AsyncProcess[K_co, V_co]: ...
+    @overload
+    def process(
+        self,
+        handler: AsyncBatchHandler[K_co, V_co],
+        *,
+        batch: int,
+        batch_wait_s: float = BATCH_WAIT_S,
+        timeout_s: float | None = None,
+        **options: Unpack[ProcessKeywords[K_co, V_co]],
+    ) -> AsyncProcess[K_co, V_co]: ...
+    def process(
+        self,
+        handler: AsyncHandler[K_co, V_co] | AsyncBatchHandler[K_co, V_co],
         *,
         workers: int = TASKS,
         order: Order | None = "key",
@@ -223,6 +250,8 @@ class AsyncConsumer(Generic[K_co, V_co]):
         retry_on: type[Exception] | Iterable[type[Exception]] = Exception,
         after_dead_letter: AfterDeadLetter = "continue",
         window: int = WINDOW,
+        batch: int | None = None,
+        batch_wait_s: float = BATCH_WAIT_S,
         timeout_s: float | None = None,
     ) -> AsyncProcess[K_co, V_co]:
         """Handles messages in parallel, as `Consumer.process` does: at most `workers` tasks await `handler(message)`.
@@ -248,6 +277,8 @@ class AsyncConsumer(Generic[K_co, V_co]):
             retry_on,
             after_dead_letter,
             window,
+            batch,
+            batch_wait_s,
         )
         processing = Processing[K_co, V_co](consumer._receiving, settings)
         process = AsyncProcess(consumer._context, self._shared, processing, handler, timeout_s, self.consume)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, Unpack, overload
 
 from marshal_py.client.connection.context import Context
 from marshal_py.client.delivery.buffers import Reserved
@@ -18,7 +18,8 @@ from marshal_py.client.driver.standing import fenced
 from marshal_py.client.messages.handles import Handles
 from marshal_py.client.messages.message import Batch, Message
 from marshal_py.client.process.process import Process
-from marshal_py.client.process.processing import WINDOW, Processing, check_settings
+from marshal_py.client.process.processing import Processing
+from marshal_py.client.process.settings import BATCH_WAIT_S, WINDOW, BatchHandler, ProcessKeywords, check_settings
 from marshal_py.client.receive import seeking
 from marshal_py.client.receive.consume import ConsumeContext
 from marshal_py.client.receive.consuming import AWAIT_IT, Consuming, Handler
@@ -221,9 +222,28 @@ class Consumer(Membership, Generic[K_co, V_co]):
         context.start()
         return context
 
+    @overload
     def process(
         self,
         handler: Handler[K_co, V_co],
+        *,
+        batch: None = None,
+        timeout_s: None = None,
+        **options: Unpack[ProcessKeywords[K_co, V_co]],
+    ) -> Process[K_co, V_co]: ...
+    @overload
+    def process(
+        self,
+        handler: BatchHandler[K_co, V_co],
+        *,
+        batch: int,
+        batch_wait_s: float = BATCH_WAIT_S,
+        timeout_s: None = None,
+        **options: Unpack[ProcessKeywords[K_co, V_co]],
+    ) -> Process[K_co, V_co]: ...
+    def process(
+        self,
+        handler: Handler[K_co, V_co] | BatchHandler[K_co, V_co],
         *,
         workers: int = 16,
         order: Order | None = "key",
@@ -233,6 +253,8 @@ class Consumer(Membership, Generic[K_co, V_co]):
         retry_on: type[Exception] | Iterable[type[Exception]] = Exception,
         after_dead_letter: AfterDeadLetter = "continue",
         window: int = WINDOW,
+        batch: int | None = None,
+        batch_wait_s: float = BATCH_WAIT_S,
         timeout_s: None = None,
     ) -> Process[K_co, V_co]:
         """Handles messages in parallel, without an end: `workers` threads call `handler(message)`.
@@ -248,6 +270,10 @@ class Consumer(Membership, Generic[K_co, V_co]):
         `unkeyed`: whether messages without a key are handled on their own ("parallel") or as one key ("ordered").
         `after_dead_letter`: with "key" messages behind one that became a dead letter follow it, as long as this
         consumer owns the partition.
+
+        `batch`: the handler takes a list of up to so many messages, once there are as many or after `batch_wait_s`. It
+        returns None, which acks all, or an outcome for each: None, or an exception that it does not raise. What it
+        raises is a failed attempt of each. A message that is tried again comes alone.
 
         From the lowest unfinished message of a partition to its newest there are at most `window` offsets in work, and
         of each partition at most its share of the option `prefetch_bytes` waits.
@@ -272,6 +298,8 @@ class Consumer(Membership, Generic[K_co, V_co]):
             retry_on,
             after_dead_letter,
             window,
+            batch,
+            batch_wait_s,
         )
         processing = Processing[K_co, V_co](self._receiving, settings)
         process = Process(self._context, processing, handler, self.consume)

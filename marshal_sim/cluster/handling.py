@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.message import Message, claim_of
-from marshal_py.client.process.processing import LOOK_S, SHUT_S, Processing, Settings, check_settings
+from marshal_py.client.process.processing import LOOK_S, SHUT_S, Processing
+from marshal_py.client.process.settings import Settings, check_settings
 from marshal_py.client.receive.consuming import Consuming, Reader
 from marshal_py.client.receive.membership import Membership
 from marshal_py.client.receive.receiving import Receiving

@@ -25,10 +25,10 @@ def k1() -> list[Patch]:
 def k2() -> list[Patch]:
     unpark = Lanes._unpark
 
-    def stays(self: Lanes, lane: Lane) -> None:
+    def stays(self: Lanes, lane: Lane, message: AnyMessage) -> None:
         """Keeps what is tried again later, and so its lane, although its claim is over."""
-        if lane.parked is not None and not claim_of(lane.parked).sealed:
-            unpark(self, lane)
+        if not claim_of(message).sealed:
+            unpark(self, lane, message)
 
     return [(Lanes, "_unpark", stays)]
 

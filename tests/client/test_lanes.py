@@ -73,15 +73,20 @@ class World:
             lanes.add(LaneKey(TP, offset % KEYS), self.message(offset))
         elif kind == "begin":
             message = lanes.next()
-            if message is not None:
-                self.begins(message)
+            more = which % 4  # a handler of batches has those behind it, too
+            while message is not None and self.begins(message, joins=more < which % 4) and more:
+                more -= 1
+                message = lanes.join(message)
         elif kind == "reopen" and lanes.shut:
             lanes.reopen(list(lanes.shut)[which % len(lanes.shut)])
         elif kind == "move":
             self.move(noticed=which % 2 == 0)
         elif self.working:
-            message = self.working.pop(which % len(self.working))
+            message = self.working[which % len(self.working)]
             ours = message._delivered.claim is self.claim
+            lane = self.beside(message)
+            message = lane[-1] if kind == "gate" else lane[0]
+            self.working.remove(message)
             if kind == "finish":
                 self.finished |= {message.offset} if ours else set()
                 lanes.done(message)
@@ -92,29 +97,44 @@ class World:
                 else:
                     lanes.done(message)
             elif ours:
-                lanes.park(message)
-                self.given_back.append(message.offset)
+                for one in lane:  # what is behind it is given back, too
+                    lanes.park(one)
+                    self.given_back.append(one.offset)
+                self.working = [one for one in self.working if one not in lane]
             else:
                 lanes.park(message)
                 lanes.unpark(message)
 
-    def begins(self, message: Any) -> None:
+    def beside(self, message: Any) -> list[Any]:
+        """What works of the lane of a message, by offset."""
+        key, claim = message.offset % KEYS, message._delivered.claim
+        found = [one for one in self.working if one.offset % KEYS == key and one._delivered.claim is claim]
+        return sorted(found, key=lambda one: one.offset)
+
+    def begins(self, message: Any, joins: bool = False) -> bool:
+        """Notes that a handler has the message. Returns False if it is of a claim that is over."""
         if message._delivered.claim is not self.claim:
             self.lanes.done(message)
-            return
+            return False
         key = message.offset % KEYS
-        assert key not in {one.offset % KEYS for one in self.working}, "two of a lane at once"
-        first = min(offset for offset in range(key, MESSAGES, KEYS) if offset not in self.finished)
+        with_it = {one.offset for one in self.beside(message)} if joins else set()
+        others = {one.offset % KEYS for one in self.working if one.offset not in with_it}
+        assert key not in others, "two of a lane at once"
+        over = self.finished | with_it
+        first = min(offset for offset in range(key, MESSAGES, KEYS) if offset not in over)
         assert message.offset == first, "one before it is not finished"
         self.working.append(message)
         self.began[key].append(message.offset)
+        return True
 
     def check(self) -> None:
         lanes = self.lanes
         found = list(lanes.unfinished())
-        assert lanes.working == len(self.working) == sum(lane.working is not None for lane in found)
+        assert lanes.working == len(self.working)
+        assert lanes.working == sum((lane.working is not None) + len(lane.beside) for lane in found)
         assert lanes.waiting == sum(len(lane.waiting) for lane in found)
-        assert lanes.parked == sum(lane.parked is not None for lane in found)
+        assert lanes.parked == sum(len(lane.parked) for lane in found)
+        assert all(list(lane.parked) == sorted(lane.parked, key=lambda one: one.offset) for lane in found)
         sizes = sum(message.offset for lane in found for message in lane.waiting)
         assert sum(held.size_bytes for held in lanes.held.values()) == sizes
         assert sum(held.messages for held in lanes.held.values()) == lanes.waiting + lanes.parked

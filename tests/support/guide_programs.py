@@ -359,10 +359,32 @@ def in_parallel(at: Place) -> None:
     assert at.acked() == MESSAGES
 
 
-@guide("docs/process.md", 2)
+@guide("docs/process.md", 1)
+def in_lists(at: Place) -> None:
+    """Two documents are refused once, and come again alone."""
+    at.fill(2)
+    stored, refused = list[bytes](), set[bytes]()
+    with at.consumer() as consumer:
+        stop = Stop(consumer, MESSAGES + 2)
+
+        def bulk(messages: list[Message]) -> list[ConnectionError | None]:
+            outcomes: list[ConnectionError | None] = []
+            for message in messages:
+                stop.count()
+                once = message.value in (b"3", b"6") and message.value not in refused
+                (refused.add if once else stored.append)(message.value or b"")
+                outcomes.append(ConnectionError() if once else None)
+            return outcomes
+
+        at.run("docs/process.md", 1, consumer=consumer, index=SimpleNamespace(bulk=bulk))
+    assert sorted(set(stored)) == sorted(VALUES)
+    assert at.acked() == MESSAGES
+
+
+@guide("docs/process.md", 3)
 def each_effect_once_in_parallel(at: Place) -> None:
     """A process, which a signal ends."""
-    _each_effect_once(at, "docs/process.md", 2)
+    _each_effect_once(at, "docs/process.md", 3)
 
 
 @guide("docs/acks.md", 6)

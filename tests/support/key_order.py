@@ -2,12 +2,13 @@
 
     python -m tests.support.key_order --messages 100000 --changes 25 --pending 1 --seed 1
     python -m tests.support.key_order --messages 100000 --changes 25 --workers 16
+    python -m tests.support.key_order --messages 100000 --changes 25 --workers 4 --batch 20
 
 One group with the policy `members`; keys are made by `subject_key`. A slice of messages is produced before each change,
 and the change comes while the slice is handled. Handlers give some messages back. With `--workers` each member handles
-its messages by `Consumer.process`, and some are frozen for longer than their lease. Then OrderJudge sees all deliveries
-in the order of the clock that the processes share: exit code 1 if a message of a key was passed over, came in another
-order, or was never finished. tests/client/test_key_order.py does the same in virtual time.
+its messages by `Consumer.process`, with `--batch` in lists, and some are frozen for longer than their lease. Then
+OrderJudge sees all deliveries in the order of the clock that the processes share: exit code 1 if a message of a key was
+passed over, came in another order, or was never finished. tests/client/test_key_order.py does the same in virtual time.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class OrderJudge:
 # --- one process of the group
 
 
-def member(servers: str, name: str, pending: int, workers: int, path: str) -> None:
+def member(servers: str, name: str, pending: int, workers: int, batch: int, path: str) -> None:
     """Writes a line before each message is handled, and one after its ack has counted."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
@@ -119,6 +120,15 @@ def member(servers: str, name: str, pending: int, workers: int, path: str) -> No
         time.sleep(HANDLED_S)
         write("done", message)
 
+    def outcome(message: marshal_py.Message) -> BaseException | None:
+        try:
+            return handle(message)
+        except marshal_py.Retry as retry:
+            return retry
+
+    def handle_all(messages: list[marshal_py.Message]) -> list[BaseException | None]:
+        return [outcome(message) for message in messages]
+
     most = {"max_acks_pending": pending} if not workers else {}
     with (
         marshal_py.connect(servers, client_id=f"{name}-{os.getpid()}") as marshal,
@@ -126,7 +136,12 @@ def member(servers: str, name: str, pending: int, workers: int, path: str) -> No
         marshal_py.stop_on_signals(consumer),
     ):
         if workers:
-            with consumer.process(handle, workers=workers) as work:
+            begun = (
+                consumer.process(handle_all, workers=workers, batch=batch, batch_wait_s=HELD_S)
+                if batch
+                else consumer.process(handle, workers=workers)
+            )
+            with begun as work:
                 work.wait()
             return
         for message in consumer:
@@ -151,8 +166,9 @@ class Instance(NamedTuple):
 class Run:
     """A run on one cluster. `names`: the members of the group; each has at least one process."""
 
-    def __init__(self, servers: str, folder: Path, pending: int, workers: int, seed: int) -> None:
-        self.servers, self.folder, self.pending, self.workers = servers, folder, pending, workers
+    def __init__(self, servers: str, folder: Path, pending: int, workers: int, batch: int, seed: int) -> None:
+        self.servers, self.folder = servers, folder
+        self.given = str(pending), str(workers), str(batch)
         self.dice = Random(seed)
         self.names = ["m0", "m1", "m2"]
         self.running: list[Instance] = []
@@ -168,7 +184,7 @@ class Run:
     def start(self, name: str) -> Instance:
         self.made += 1
         path = self.folder / f"{self.made:03}-{name}.jsonl"
-        given = str(self.pending), str(self.workers), str(path)
+        given = *self.given, str(path)
         with path.with_suffix(".log").open("wb") as out:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.key_order", "--member", self.servers, name, *given],
@@ -264,10 +280,12 @@ class Run:
         return judge
 
 
-def run(servers: str, folder: Path, messages: int, changes: int, pending: int, workers: int, seed: int) -> int:
+def run(
+    servers: str, folder: Path, messages: int, changes: int, pending: int, workers: int, batch: int, seed: int
+) -> int:
     admin = AdminClient({"bootstrap.servers": servers})
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(60)
-    made, part = Run(servers, folder, pending, workers, seed), messages // (changes + 1)
+    made, part = Run(servers, folder, pending, workers, batch, seed), messages // (changes + 1)
     kinds = (*KINDS, FREEZE) if workers else KINDS
     with marshal_py.connect(servers) as marshal:
         config = GroupConfig(policy="members", max_members=PARTITIONS, members=tuple(made.names))
@@ -303,17 +321,19 @@ def run(servers: str, folder: Path, messages: int, changes: int, pending: int, w
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("messages", 100_000), ("changes", 25), ("pending", 1), ("workers", 0), ("seed", 1)):
+    defaults = {"messages": 100_000, "changes": 25, "pending": 1, "workers": 0, "batch": 0, "seed": 1}
+    for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--member", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--member", nargs=6, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.member:
-        servers, name, pending, workers, path = given.member
-        member(servers, name, int(pending), int(workers), path)
+        servers, name, pending, workers, batch, path = given.member
+        member(servers, name, int(pending), int(workers), int(batch), path)
         return 0
     folder = Path(tempfile.mkdtemp(prefix="key-order-"))
     with start_cluster() as cluster:
-        return run(cluster.bootstrap, folder, given.messages, given.changes, given.pending, given.workers, given.seed)
+        asked = [getattr(given, name) for name in defaults]
+        return run(cluster.bootstrap, folder, *asked)
 
 
 if __name__ == "__main__":

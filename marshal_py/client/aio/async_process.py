@@ -15,7 +15,8 @@ from marshal_py.client.aio.async_consume import AsyncConsumeContext
 from marshal_py.client.aio.event_loop import EventLoop
 from marshal_py.client.connection.context import Context
 from marshal_py.client.messages.message import Message
-from marshal_py.client.process.processing import LOOK_S, SHUT_S, LaneInfo, Processing, ProcessStats
+from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing
+from marshal_py.client.process.settings import AsyncBatchHandler, AsyncHandler, LaneInfo, ProcessStats
 from marshal_py.client.receive.consuming import Handler
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.values.requests import check_timeout, check_wait
@@ -37,13 +38,14 @@ class AsyncProcess(Generic[K_co, V_co]):
         context: Context,
         event_loop: EventLoop,
         processing: Processing[K_co, V_co],
-        handler: Handler[K_co, V_co],
+        handler: AsyncHandler[K_co, V_co] | AsyncBatchHandler[K_co, V_co],
         timeout_s: float | None,
         consume: Callable[[Handler[K_co, V_co]], AsyncConsumeContext[K_co, V_co]],
     ) -> None:
         """Prepares it; `start` begins. `consume(take)` begins to receive, in a task that calls `take(message)`."""
         self._context, self._event_loop, self._processing = context, event_loop, processing
-        self._handler, self._timeout_s, self._consume = handler, timeout_s, consume
+        self._handler: Callable[[Any], object] = handler
+        self._timeout_s, self._consume = timeout_s, consume
         self._receiving: AsyncConsumeContext[K_co, V_co]
         self._watcher: asyncio.Task[None]
         self._tasks: set[asyncio.Task[None]] = set()
@@ -172,11 +174,19 @@ class AsyncProcess(Generic[K_co, V_co]):
 
     def _begin(self, least: int = 0) -> None:
         """Has tasks handle what is ready, as many as there are lanes, and `least` at least."""
-        loop, free = asyncio.get_running_loop(), self._processing.settings.workers - len(self._tasks)
+        free = self._processing.settings.workers - len(self._tasks)
+        if self._processing.settings.batch is not None:
+            while free and (batch := self._next_batch()):
+                self._run(self._handle_batch(batch))
+                free -= 1
+            return
         for _ in range(min(free, max(least, self._processing.ready()))):
-            task = loop.create_task(self._work(), name=HANDLES)
-            self._tasks.add(task)
-            task.add_done_callback(self._done)
+            self._run(self._work())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=HANDLES)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -198,40 +208,66 @@ class AsyncProcess(Generic[K_co, V_co]):
     def _next(self) -> Message[K_co, V_co] | None:
         """Returns the next message for a handler. If it waits for its gate alone, a task looks again soon."""
         message, shut = self._processing.begin()
-        if shut and self._later is None:
-            self._later = asyncio.get_running_loop().call_later(SHUT_S, self._again)
+        if shut:
+            self._look_again(SHUT_S)
         return message
+
+    def _next_batch(self) -> list[Message[K_co, V_co]]:
+        """Returns the next batch. If none is due, this looks again when one is."""
+        with self._processing.changed:
+            wait_s = self._processing.batch_due_s()
+        batch, shut = self._processing.begin_batch() if not wait_s else ([], False)
+        if not batch and (shut or 0 < wait_s < IDLE_S):
+            self._look_again(wait_s or SHUT_S)
+        return batch
+
+    def _look_again(self, wait_s: float) -> None:
+        if self._later is None:
+            self._later = asyncio.get_running_loop().call_later(wait_s, self._again)
 
     def _again(self) -> None:
         self._later = None
         self._begin(least=1)
 
     async def _handle(self, message: Message[K_co, V_co]) -> None:
-        error: BaseException | None = None
-        ends = False
         try:
-            result = self._handler(message)
+            _, error, ends = await self._call(message)
+        except asyncio.CancelledError:
+            self._processing.give_back(message)
+            raise
+        self._processing.settle(message, error, ends=ends)
+
+    async def _handle_batch(self, batch: list[Message[K_co, V_co]]) -> None:
+        try:
+            result, error, ends = await self._call(batch)
+        except asyncio.CancelledError:
+            self._processing.give_back_batch(batch)
+            raise
+        self._processing.settle_batch(batch, result, error, ends=ends)
+
+    async def _call(self, given: object) -> tuple[object, BaseException | None, bool]:
+        """Returns what the handler returned, the error that it raised, and whether that ends the process. Raises
+        CancelledError if its task is cancelled."""
+        try:
+            result = self._handler(given)
             if inspect.iscoroutine(result):
                 result = _in_context(result)
             if not inspect.isawaitable(result):
                 rule = "a coroutine function; Consumer.process calls plain ones, on threads"
-                error, ends = InvalidOption("handler", self._handler, rule), True
-            elif self._timeout_s is None:
-                await result
-            else:
-                async with asyncio.timeout(self._timeout_s):
-                    await result
+                return None, InvalidOption("handler", self._handler, rule), True
+            if self._timeout_s is None:
+                return await result, None, False
+            async with asyncio.timeout(self._timeout_s):
+                return await result, None, False
         except BaseException as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
-                self._processing.give_back(message)
                 raise
-            error = raised
-        self._processing.settle(message, error, ends=ends)
+            return None, raised, False
 
 
 @types.coroutine
-def _in_context(handler: Coroutine[Any, Any, object]) -> Generator[Any, Any, None]:
+def _in_context(handler: Coroutine[Any, Any, object]) -> Generator[Any, Any, object]:
     """Awaits a handler in a context of its own, as its own task would: the next one does not find what it sets."""
     run = copy_context().run
     try:
@@ -243,5 +279,5 @@ def _in_context(handler: Coroutine[Any, Any, object]) -> Generator[Any, Any, Non
                 waits = run(handler.throw, error)
             else:
                 waits = run(handler.send, result)
-    except StopIteration:
-        pass
+    except StopIteration as returned:
+        return returned.value

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("lanes", "process", "processing")
+DOORS: Final = ("lanes", "process", "processing", "settings")

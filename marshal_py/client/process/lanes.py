@@ -2,15 +2,16 @@
 
 A lane is a queue of messages that must be handled one after the other: those of one key of a partition, of a partition,
 or a single message. A message is waiting in its lane, or working (a handler has it), or parked: it was given back, and
-its lane waits until the consumer delivers it again. A lane that is ready has messages waiting, and none that works or
-is parked. Nothing here waits or reads a clock. Nothing is thread-safe: callers hold a lock.
+what is behind it in its lane waits until the consumer delivers it again. A lane that is ready has messages waiting,
+none that works, and none parked before them. A handler of batches has several messages of a lane at once, in a row.
+Nothing here waits or reads a clock. Nothing is thread-safe: callers hold a lock.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from marshal_py.client.messages.message import Message, claim_of, payload_size
@@ -25,6 +26,10 @@ def _offset_of(message: AnyMessage) -> int:
     return message.offset
 
 
+def _among(message: AnyMessage, messages: Sequence[AnyMessage]) -> bool:
+    return any(one is message for one in messages)
+
+
 class LaneKey(NamedTuple):
     """Names a lane: a partition, a key of it (`key`), or a single message of it (`offset`, else -1)."""
 
@@ -36,18 +41,21 @@ class LaneKey(NamedTuple):
 class Lane:
     """What is unfinished of one lane."""
 
-    __slots__ = ("key", "parked", "queued", "waiting", "working")
+    __slots__ = ("beside", "key", "parked", "queued", "waiting", "working")
 
     def __init__(self, key: LaneKey) -> None:
         self.key = key
         self.waiting: deque[AnyMessage] = deque()
         self.working: AnyMessage | None = None
-        self.parked: AnyMessage | None = None
+        self.beside: Sequence[AnyMessage] = ()  # what the handler of `working` has besides, by offset
+        self.parked: Sequence[AnyMessage] = ()  # by offset
         self.queued = False  # among those that are ready
 
     @property
     def blocked(self) -> bool:
-        return self.working is not None or self.parked is not None
+        if self.working is not None:
+            return True
+        return bool(self.parked) and not (self.waiting and self.waiting[0].offset < self.parked[0].offset)
 
 
 class Held(NamedTuple):
@@ -78,8 +86,9 @@ class Lanes:
         dropped."""
         claim, offset = claim_of(message), message.offset
         lane = self._lane(key)
-        if lane.parked is not None and (lane.parked.offset == offset or claim_of(lane.parked) is not claim):
-            self._unpark(lane)
+        for parked in lane.parked:
+            if parked.offset == offset or claim_of(parked) is not claim:
+                self._unpark(lane, parked)
         while lane.waiting and claim_of(lane.waiting[0]) is not claim:
             self._forget(lane.waiting.popleft())
         if lane.waiting and lane.waiting[-1].offset > offset:
@@ -95,18 +104,14 @@ class Lanes:
 
     def parked_before(self, key: LaneKey, message: AnyMessage) -> AnyMessage | None:
         """Returns the parked message that one which comes into the lane of `key` has to wait for; None if none."""
-        parked = lane.parked if (lane := self._lanes.get(key)) else None
-        if parked is None or parked.offset == message.offset or claim_of(parked) is not claim_of(message):
+        parked = lane.parked if (lane := self._lanes.get(key)) else ()
+        if not parked or parked[0].offset >= message.offset or claim_of(parked[0]) is not claim_of(message):
             return None
-        return parked
+        return parked[0]
 
     def add_parked(self, key: LaneKey, message: AnyMessage) -> None:
         """Has the lane that `key` names wait for a message that was given back before this `process` began."""
-        lane = self._lane(key)
-        if lane.parked is None or lane.parked.offset > message.offset:
-            if lane.parked is not None:
-                self._unpark(lane)
-            self._park(lane, message)
+        self._park(self._lane(key), message)
 
     def _lane(self, key: LaneKey) -> Lane:
         lane = self._lanes.get(key)
@@ -134,9 +139,41 @@ class Lanes:
                 return message
         return None
 
+    def join(self, message: AnyMessage) -> AnyMessage | None:
+        """Returns what waits next behind a message that works, for the same handler; None if nothing may."""
+        lane = self._of_message[id(message)]
+        if not lane.waiting:
+            return None
+        joining = lane.waiting[0]
+        claim = claim_of(joining)
+        if claim is not claim_of(message) or claim in self.shut:
+            return None
+        if lane.parked and lane.parked[0].offset < joining.offset:
+            return None
+        lane.waiting.popleft()
+        self._forget(joining)
+        lane.beside = (*lane.beside, joining)
+        self._of_message[id(joining)] = lane
+        self.working += 1
+        return joining
+
+    def takeable(self, most: int) -> int:
+        """Returns how many messages wait for nothing but a handler of batches; at least `most` if there are more."""
+        count = 0
+        for lane in self.ready:
+            if lane.waiting and not lane.blocked and claim_of(lane.waiting[0]) not in self.shut:
+                count += len(lane.waiting)
+                if count >= most:
+                    break
+        return count
+
     def put_back(self, message: AnyMessage) -> None:
         """Makes a message that works wait again, as the first of its lane, with all of its claim, until `reopen`."""
         self.shut.setdefault(claim_of(message), [])
+        self.wait_again(message)
+
+    def wait_again(self, message: AnyMessage) -> None:
+        """Makes a message wait again, as the first of its lane, whose handler has not begun."""
         lane = self._stop_working(message)
         lane.waiting.appendleft(message)
         self.waiting += 1
@@ -159,14 +196,14 @@ class Lanes:
     def unpark(self, message: AnyMessage) -> None:
         """Notes that a parked message will not come."""
         lane = self._of_message.get(id(message))
-        if lane is not None and lane.parked is message:
-            self._unpark(lane)
+        if lane is not None and _among(message, lane.parked):
+            self._unpark(lane, message)
             self._offer(lane)
 
     def drop(self, message: AnyMessage) -> None:
         """Notes that a message that works or is parked is of no concern any more."""
         lane = self._of_message.get(id(message))
-        if lane is not None and lane.working is message:
+        if lane is not None and not _among(message, lane.parked):
             self.done(message)
         else:
             self.unpark(message)
@@ -177,6 +214,10 @@ class Lanes:
         keys[self._of_message[id(message)].key] = None
         if len(keys) > DEAD_KEYS_MAX:
             del keys[next(iter(keys))]
+
+    def key_of(self, message: AnyMessage) -> LaneKey:
+        """Returns what names the lane of a message that works."""
+        return self._of_message[id(message)].key
 
     def follows_dead(self, message: AnyMessage) -> bool:
         """Returns whether a message of the lane of this one, which works, became a dead letter under the same claim."""
@@ -192,14 +233,16 @@ class Lanes:
     def abandon(self, message: AnyMessage) -> None:
         """Has the lane of a message that works go on, as if its handler had returned."""
         old = self._of_message[id(message)]
+        for parked in old.parked:
+            self._unpark(old, parked)
         lane = self._lanes[old.key] = Lane(old.key)
         lane.waiting, old.waiting = old.waiting, lane.waiting
         self._offer(lane)
 
     def behind(self, message: AnyMessage) -> list[AnyMessage]:
-        """Takes away what waits in the lane of a parked message, and returns it."""
+        """Takes away what waits behind a parked message in its lane, and returns it."""
         lane = self._of_message.get(id(message))
-        return [] if lane is None else self._take(lane)
+        return [] if lane is None else self._take(lane, message.offset)
 
     def take_waiting(self, claim: Claim | None = None) -> list[AnyMessage]:
         """Takes away what waits of a claim (None: of all), and returns it.
@@ -211,8 +254,9 @@ class Lanes:
         if claim is not None:
             self._dead.pop(claim, None)
         for lane in list(self._lanes.values()):
-            if lane.parked is not None and (claim is None or (claim.sealed and claim is claim_of(lane.parked))):
-                self._unpark(lane)
+            for parked in lane.parked:
+                if claim is None or (claim.sealed and claim is claim_of(parked)):
+                    self._unpark(lane, parked)
             if lane.waiting and claim in (None, claim_of(lane.waiting[0])):
                 taken += self._take(lane)
             self._offer(lane)
@@ -230,13 +274,13 @@ class Lanes:
     def all_parked(self) -> list[AnyMessage]:
         if not self.parked:
             return []
-        return [lane.parked for lane in self._lanes.values() if lane.parked is not None]
+        return [message for lane in self._lanes.values() for message in lane.parked]
 
     # --- parts
 
-    def _take(self, lane: Lane) -> list[AnyMessage]:
-        taken = list(lane.waiting)
-        lane.waiting.clear()
+    def _take(self, lane: Lane, after: int = -1) -> list[AnyMessage]:
+        taken = [message for message in lane.waiting if message.offset > after]
+        lane.waiting = deque(message for message in lane.waiting if message.offset <= after)
         for message in taken:
             self._forget(message)
         return taken
@@ -250,22 +294,26 @@ class Lanes:
 
     def _stop_working(self, message: AnyMessage) -> Lane:
         lane = self._of_message.pop(id(message))
-        lane.working = None
+        if not lane.beside:
+            lane.working = None
+        elif lane.working is message:
+            lane.working, *lane.beside = lane.beside
+        else:
+            lane.beside = [one for one in lane.beside if one is not message]
         self.working -= 1
         return lane
 
     def _park(self, lane: Lane, message: AnyMessage) -> None:
-        lane.parked = message
+        lane.parked = sorted((*lane.parked, message), key=_offset_of)
         self._of_message[id(message)] = lane
         self.parked += 1
         held = self.held.get(claim_of(message), Held())
         self.held[claim_of(message)] = held._replace(messages=held.messages + 1)
 
-    def _unpark(self, lane: Lane) -> None:
-        assert lane.parked is not None
-        claim = claim_of(lane.parked)
-        del self._of_message[id(lane.parked)]
-        lane.parked = None
+    def _unpark(self, lane: Lane, message: AnyMessage) -> None:
+        claim = claim_of(message)
+        del self._of_message[id(message)]
+        lane.parked = [one for one in lane.parked if one is not message]
         self.parked -= 1
         self.held[claim] = self.held[claim]._replace(messages=self.held[claim].messages - 1)
 

@@ -6,19 +6,18 @@ import inspect
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Generic, Self
+from typing import Any, Generic, Self
 
 from marshal_py.client.connection.context import Context
 from marshal_py.client.messages.message import Message
-from marshal_py.client.process.processing import LOOK_S, SHUT_S, LaneInfo, Processing, ProcessStats
+from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing
+from marshal_py.client.process.settings import BatchHandler, LaneInfo, ProcessStats
 from marshal_py.client.receive.consume import ConsumeContext
 from marshal_py.client.receive.consuming import AWAIT_IT, Handler
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.values.requests import check_timeout, check_wait
 from marshal_py.errors import InvalidOption, ReentrantCall
 from marshal_py.transport.serialization import K_co, V_co
-
-IDLE_S: Final = 0.5  # how long a thread waits for a message before it looks whether it must end
 
 
 class Process(Generic[K_co, V_co]):
@@ -31,18 +30,21 @@ class Process(Generic[K_co, V_co]):
         self,
         context: Context,
         processing: Processing[K_co, V_co],
-        handler: Handler[K_co, V_co],
+        handler: Handler[K_co, V_co] | BatchHandler[K_co, V_co],
         consume: Callable[[Handler[K_co, V_co]], ConsumeContext[K_co, V_co]],
     ) -> None:
         """Prepares it; `start` begins. `consume(take)` begins to receive, on a thread that calls `take(message)`."""
-        self._context, self._processing, self._handler, self._consume = context, processing, handler, consume
+        self._context, self._processing, self._consume = context, processing, consume
+        self._handler: Callable[[Any], object] = handler
         self._receiving: ConsumeContext[K_co, V_co]
         self._receiver: threading.Thread | None = None
         self._drained = False
         self._ended = threading.Event()
-        workers = range(processing.settings.workers)
+        workers, work = range(processing.settings.workers), self._work
+        if processing.settings.batch is not None:
+            work = self._work_batches
         self._workers = [
-            threading.Thread(target=self._work, name=f"marshal-process-{number}", daemon=True) for number in workers
+            threading.Thread(target=work, name=f"marshal-process-{number}", daemon=True) for number in workers
         ]
         self._watcher = threading.Thread(target=self._watch, name="marshal-process", daemon=True)
 
@@ -176,19 +178,26 @@ class Process(Generic[K_co, V_co]):
         self._ended.set()
 
     def _work(self) -> None:
-        handle = self._handler
         while (message := self._next()) is not None:
-            error: BaseException | None = None
-            ends = False
-            try:
-                result: Any = handle(message)
-                if inspect.iscoroutine(result):
-                    result.close()  # Python would warn that nobody has awaited it
-                    rule = f"a function whose work is done when it returns, not a coroutine; {AWAIT_IT}"
-                    error, ends = InvalidOption("handler", handle, rule), True
-            except BaseException as raised:  # sys.exit() too: it would end this thread and nobody would know
-                error = raised
+            _, error, ends = self._call(message)
             self._processing.settle(message, error, ends=ends)
+
+    def _work_batches(self) -> None:
+        while batch := self._next_batch():
+            result, error, ends = self._call(batch)
+            self._processing.settle_batch(batch, result, error, ends=ends)
+
+    def _call(self, given: object) -> tuple[object, BaseException | None, bool]:
+        """Returns what the handler returned, the error that it raised, and whether that ends the process."""
+        try:
+            result: Any = self._handler(given)
+            if inspect.iscoroutine(result):
+                result.close()  # Python would warn that nobody has awaited it
+                rule = f"a function whose work is done when it returns, not a coroutine; {AWAIT_IT}"
+                return None, InvalidOption("handler", self._handler, rule), True
+        except BaseException as raised:  # sys.exit() too: it would end this thread and nobody would know
+            return None, raised, False
+        return result, None, False
 
     def _next(self) -> Any:
         """Waits for the next message. Returns None when no handler may begin any more."""
@@ -203,3 +212,20 @@ class Process(Generic[K_co, V_co]):
                 elif not processing.ready():
                     processing.changed.wait(IDLE_S)
         return None
+
+    def _next_batch(self) -> list[Message[K_co, V_co]]:
+        """Waits for the next batch. Returns an empty list when no handler may begin any more."""
+        processing = self._processing
+        while not processing.over:
+            with processing.changed:
+                wait_s = processing.batch_due_s()
+                if wait_s:
+                    processing.changed.wait(wait_s)
+                    continue
+            batch, shut = processing.begin_batch()
+            if batch:
+                return batch
+            if shut:
+                with processing.changed:
+                    processing.changed.wait(SHUT_S)
+        return []

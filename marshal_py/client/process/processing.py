@@ -8,15 +8,12 @@ Release waits for it. It stays in its lane while its partition is about to move,
 
 from __future__ import annotations
 
+import math
 import os
 import random
-import sys
 import threading
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic
-
-from msgspec import Struct
 
 from marshal_py.client.connection.context import ForkedLock, watch_forks
 from marshal_py.client.delivery.prefetch import Taker
@@ -32,109 +29,18 @@ from marshal_py.client.messages.message import (
     waits_s,
 )
 from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
+from marshal_py.client.process.settings import LaneInfo, ProcessStats, Settings, outcomes_of
 from marshal_py.client.receive.consuming import report_failure
 from marshal_py.client.receive.receiving import Receiving
-from marshal_py.client.values.options import ConsumerOptions
-from marshal_py.client.values.retry import DELIVERIES, AfterDeadLetter, Order, Reject, Retry, Unkeyed
-from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
+from marshal_py.client.values.retry import Reject, Retry
 from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.wire.progress import BITMAP_OFFSETS_MAX
 from marshal_py.transport.serialization import K_co, V_co
 
 LOOK_S: Final = 0.05  # between two looks for claims that end
 SHUT_S: Final = 0.01  # before a handler is tried again whose message came, and whose gate has shut since
-WINDOW: Final = BITMAP_OFFSETS_MAX  # then the log can name all that is finished (E10)
-WINDOW_MAX: Final = 100_000
-WORKERS_MAX: Final = 10_000
-
-
-class LaneInfo(Struct, frozen=True):
-    """A lane with unfinished messages. `key`: what names it; None in a lane of a partition or of messages
-    without a key. `offset`: its first unfinished message. `waiting`: how many messages wait in it. `state`: "working",
-    "retrying", "ready"."""
-
-    topic: str
-    partition: int
-    key: Hashable
-    offset: int
-    waiting: int
-    state: str
-
-
-class ProcessStats(Struct, frozen=True):
-    """Counts messages of one `process`. Now: `working` (handlers have them), `waiting` (in lanes), `retrying` (given
-    back, their lanes wait for them). Since it began: `finished` (acked), `retried` (given back after an error or
-    `Retry`), `ended` (by `Reject`, after their last delivery, or behind such a message: they go to the dead
-    letters)."""
-
-    working: int
-    waiting: int
-    retrying: int
-    finished: int
-    retried: int
-    ended: int
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What `process` was asked for, checked. `deliveries`: after so many a failing message ends; None: never."""
-
-    workers: int
-    order: Order | None
-    key: Callable[[AnyMessage], Hashable] | None
-    unkeyed: Unkeyed
-    retry: Retry
-    retry_on: tuple[type[BaseException], ...]
-    after_dead_letter: AfterDeadLetter
-    window: int
-    deliveries: int | None
-
-
-def check_settings(
-    group: str,
-    options: ConsumerOptions,
-    workers: int,
-    order: Order | None,
-    key: Callable[[AnyMessage], Hashable] | None,
-    unkeyed: Unkeyed,
-    retry: Retry | None,
-    retry_on: type[BaseException] | Iterable[type[BaseException]],
-    after_dead_letter: AfterDeadLetter,
-    window: int,
-) -> Settings:
-    """Returns the settings of a `process`. Raises InvalidOption, NeedsAtLeastOnce."""
-    if options.delivery == "at_most_once":
-        raise NeedsAtLeastOnce("process", group)
-    _check_count("workers", workers, WORKERS_MAX)
-    _check_count("window", window, WINDOW_MAX)
-    _check_choice("order", order, ("key", "partition", None))
-    _check_choice("unkeyed", unkeyed, ("parallel", "ordered"))
-    _check_choice("after_dead_letter", after_dead_letter, ("continue", "key"))
-    if key is not None and (order != "key" or not callable(key)):
-        raise InvalidOption("key", key, 'a function of a message that returns its key, together with order="key"')
-    if retry is not None and not isinstance(retry, Retry):
-        raise InvalidOption("retry", retry, "a Retry(...), or None for its defaults")
-    retry = Retry() if retry is None else retry
-    one = isinstance(retry_on, type) or not isinstance(retry_on, Iterable)
-    kinds: tuple[type[BaseException], ...] = (retry_on,) if one else tuple(retry_on)  # type: ignore[assignment, arg-type]
-    for kind in kinds:
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            raise InvalidOption("retry_on", kind, "a class of exceptions below Exception, or several")
-    deliveries = retry.deliveries or options.max_deliver
-    if options.dead_letter_topic is not None:  # there the consumer itself ends messages after `max_deliver`
-        deliveries = min(deliveries or DELIVERIES, options.max_deliver or sys.maxsize)
-    return Settings(workers, order, key, unkeyed, retry, kinds, after_dead_letter, window, deliveries)
-
-
-def _check_count(name: str, value: object, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise InvalidOption(name, value, f"a whole number from 1 to {most}")
-
-
-def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        raise InvalidOption(name, value, "one of " + ", ".join(map(repr, choices)))
+IDLE_S: Final = 0.5  # how long a worker waits for a message before it looks whether it must end
+FOLLOWS: Final = "it follows a dead letter of its key"
 
 
 class Processing(Generic[K_co, V_co]):
@@ -157,6 +63,8 @@ class Processing(Generic[K_co, V_co]):
         self._share_bytes, self._timeout_s = driver.options.prefetch_bytes, driver.options.handler_timeout_s
         self._begun_s: dict[int, float] = {}  # by id of a message that a handler has: since when
         self._finished = self._retried = self._ended = 0
+        self._batches = 0  # in work
+        self._filling_since: float | None = None  # since when messages wait for the next batch to be full
         self._pid = os.getpid()
         watch_forks(self)
         self._before: Taker | None = None  # what bounded the consumer when this began
@@ -227,6 +135,8 @@ class Processing(Generic[K_co, V_co]):
         with self.changed:
             parked = self._lanes.parked_before(key, message) if self.draining else None
             if not self.over and parked is None:
+                if self.settings.batch is not None and message.delivery_count > 1:
+                    self._filling_since = -math.inf  # it comes alone, and waits for nothing
                 self._lanes.add(key, message)
                 self.changed.notify()
                 return
@@ -262,7 +172,7 @@ class Processing(Generic[K_co, V_co]):
                 with self.changed:
                     self._lanes.put_back(message)
             else:
-                self._finish(message, ended=bool(may) and message.term("it follows a dead letter of its key"))
+                self._finish(message, ended=bool(may) and message.term(FOLLOWS))
 
     def _reopen(self) -> None:
         """Has the lanes of claims begin again whose gate has opened, or which are over."""
@@ -312,9 +222,114 @@ class Processing(Generic[K_co, V_co]):
             self.fail(error)
 
     def give_back(self, message: Message[K_co, V_co]) -> None:
-        """Gives back a message whose handler was cancelled or must not run again here."""
-        message.nak(0)
-        self._finish(message)
+        """Gives back a message whose handler was cancelled or must not run again here, or which must come again behind
+        another of its lane."""
+        with self.changed:
+            self._returned(message)
+            self._lanes.park(message)
+        if not message.nak(0):
+            with self.changed:
+                self._lanes.unpark(message)
+                self.changed.notify()
+
+    # --- handling batches
+
+    def batch_due_s(self) -> float:
+        """Returns after how many seconds a worker looks for a batch again; 0: it is due. With `changed` held."""
+        size, lanes = self.settings.batch or 1, self._lanes
+        count = lanes.takeable(size)
+        if not count:
+            self._filling_since = None
+            return 0.0 if lanes.shut else IDLE_S
+        now_s = self._monotonic()
+        if self._filling_since is None:
+            self._filling_since = now_s
+        if count >= size or self.draining:
+            return 0.0
+        return min(IDLE_S, max(0.0, self._filling_since + self.settings.batch_wait_s - now_s))
+
+    def begin_batch(self) -> tuple[list[Message[K_co, V_co]], bool]:
+        """Returns the messages of the next batch, none if none may begin, and as `begin` does.
+
+        Of a lane they are in a row, so that other workers find other lanes. A message that was delivered before comes
+        alone: if it fails whatever is with it, it does so once.
+        """
+        if self._lanes.shut:
+            self._reopen()
+        batch: list[Message[K_co, V_co]] = []
+        size, shut, alone = self.settings.batch or 1, False, False
+        while len(batch) < size and not alone:
+            self._worked_at = self._monotonic()
+            with self.changed:
+                shut = bool(self._lanes.shut)
+                message = None if self.over else (self._lanes.join(batch[-1]) if batch else None) or self._lanes.next()
+                if message is None:
+                    break
+                alone = message.delivery_count > 1 or claim_of(message).one_by_one
+                if alone and batch:
+                    self._lanes.wait_again(message)
+                    break
+                follows = self._lanes.follows_dead(message)
+            may = self._may_begin(message)
+            if may and not follows:
+                self._begun_s[id(message)] = self._monotonic()
+                batch.append(message)
+                continue
+            alone = False
+            if may is None:
+                with self.changed:
+                    self._lanes.put_back(message)
+            else:
+                self._finish(message, ended=bool(may) and message.term(FOLLOWS))
+        if batch:
+            with self.changed:
+                self._batches += 1
+                self._filling_since = -math.inf if alone else None  # more that come alone may wait
+        return sorted(batch, key=lambda one: (one.topic, one.partition, one.offset)), shut
+
+    def settle_batch(
+        self, batch: Sequence[Message[K_co, V_co]], result: object, error: BaseException | None, *, ends: bool = False
+    ) -> None:
+        """Carries out a handler's answer for a batch: it returned `result`, an outcome per message or None, or raised.
+
+        What is behind a message that is tried again, in its lane, is tried again after it, whatever its own outcome
+        was. Else the older message would come after the newer one.
+        """
+        outcomes: Sequence[BaseException | None] = [error] * len(batch)
+        if error is None:
+            try:
+                outcomes = outcomes_of(result, len(batch))
+            except Exception as refused:
+                outcomes, ends = [refused] * len(batch), True
+        again: set[LaneKey] = set()
+        for message, outcome in zip(batch, outcomes, strict=True):
+            with self.changed:
+                lane, follows = self._lanes.key_of(message), self._lanes.follows_dead(message)
+            if lane in again:
+                self.give_back(message)
+            elif follows:
+                self._finish(message, ended=message.term(FOLLOWS))
+            else:
+                self.settle(message, outcome, ends=ends)
+                if outcome is not None:
+                    with self._context.lock:
+                        done = is_done(message)
+                    if not done:
+                        again.add(lane)
+        self.batch_ended()
+
+    def give_back_batch(self, batch: Sequence[Message[K_co, V_co]]) -> None:
+        """Gives back the messages of a batch whose handler was cancelled."""
+        for message in batch:
+            self.give_back(message)
+        self.batch_ended()
+
+    def batch_ended(self) -> None:
+        with self.changed:
+            self._batches -= 1
+            self.changed.notify_all()
+
+    # --- ending
 
     def fail(self, error: BaseException) -> None:
         """Ends the `process` with `error`."""
@@ -395,7 +410,8 @@ class Processing(Generic[K_co, V_co]):
         """Has nothing wait behind messages that are tried again later: a drain does not wait for these."""
         with self.changed:
             self.draining = True
-            parked = [lane.parked for lane in self._lanes.unfinished() if lane.parked is not None]
+            self.changed.notify_all()
+            parked = [lane.parked[0] for lane in self._lanes.unfinished() if lane.parked]
             behind = [(message, self._lanes.behind(message)) for message in parked]
         for message, messages in behind:
             self._put_behind(message, messages)
@@ -403,7 +419,7 @@ class Processing(Generic[K_co, V_co]):
     def halt(self) -> None:
         """Begins with no more messages, and tells once for how many handlers it waits."""
         with self.changed:
-            working = 0 if self._halted else self._lanes.working
+            working = 0 if self._halted else self._handlers()
             self.over = self._halted = True
             self.changed.notify_all()
         if working:
@@ -423,11 +439,15 @@ class Processing(Generic[K_co, V_co]):
 
     # --- telling
 
+    def _handlers(self) -> int:
+        """Returns how many handlers run."""
+        return self._lanes.working if self.settings.batch is None else self._batches
+
     def silent_s(self) -> float:
         """Returns for how many seconds no handler has begun or returned while all workers have one; 0 if not all have.
 
         It takes no lock, because the Marshal's lock may be held."""
-        busy = not self._halted and self._lanes.working >= self.settings.workers
+        busy = not self._halted and self._handlers() >= self.settings.workers
         return self._monotonic() - self._worked_at if busy else 0.0
 
     def _silent_since_ms(self) -> int | None:
@@ -451,6 +471,6 @@ class Processing(Generic[K_co, V_co]):
 
 
 def _described(lane: Lane) -> LaneInfo:
-    first = lane.working or lane.parked or lane.waiting[0]
-    state = "working" if lane.working is not None else "retrying" if lane.parked is not None else "ready"
+    state = "working" if lane.working is not None else "retrying" if lane.blocked else "ready"
+    first = lane.working or (lane.parked[0] if lane.blocked else lane.waiting[0])
     return LaneInfo(first.topic, first.partition, lane.key.key, first.offset, len(lane.waiting), state)

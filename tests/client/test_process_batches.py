@@ -1,0 +1,300 @@
+"""`process(batch=...)`, of both fronts: what comes in one list, what each outcome does, and the order of each lane."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from marshal_py import Consumer, Message, Reject, Retry
+from marshal_py.errors import InvalidOption
+from tests.client.test_async_process import opened
+from tests.client.test_async_process import until as until_async
+from tests.client.test_process import fill
+from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, joined, positions, until
+
+AT_ONCE = Retry(first_s=0.0)
+
+
+class Lists:
+    """Notes the lists of a handler. `then(messages)`: what it returns. Finds a lane that is in two lists at once."""
+
+    def __init__(self, then: Callable[[list[Message]], Any] = lambda _: None, lane: Any = lambda one: one.key) -> None:
+        self._lock, self._then, self._lane = threading.Lock(), then, lane
+        self._working: Counter[Any] = Counter()
+        self.lists: list[list[int]] = []
+        self.began: dict[Any, list[int]] = defaultdict(list)
+        self.at_once = 0
+        self.faults: list[Any] = []
+
+    def __call__(self, messages: list[Message]) -> Any:
+        lanes = {(one.partition, self._lane(one)) for one in messages}
+        with self._lock:
+            self.faults += [lane for lane in lanes if self._working[lane]]
+            self._working.update(lanes)
+            self.at_once = max(self.at_once, self._working.total())
+            self.lists.append([one.offset for one in messages])
+            for one in messages:
+                self.began[one.partition, self._lane(one)].append(one.offset)
+        try:
+            return self._then(messages)
+        finally:
+            with self._lock:
+                self._working.subtract(lanes)
+
+    def sorted_lists(self) -> list[list[int]]:
+        return sorted(self.lists)
+
+
+def test_each_lane_is_in_one_list_at_a_time_and_in_order(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 600, keys=20, partitions=2)
+
+    def some_fail(messages: list[Message]) -> list[BaseException | None]:
+        return [ValueError() if one.offset % 9 == 0 and one.delivery_count == 1 else None for one in messages]
+
+    lists = Lists(some_fail)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        with consumer.process(lists, workers=8, batch=15, batch_wait_s=0.02, retry=AT_ONCE) as work:
+            until(lambda: work.stats().finished == 600, "all are handled")
+            assert work.drain()
+        assert positions(consumer) == {0: 300, 1: 300}
+    assert not lists.faults
+    assert all(offsets == sorted(offsets) for offsets in lists.lists)
+    for offsets in lists.began.values():
+        last = {offset: at for at, offset in enumerate(offsets)}
+        assert list(last) == sorted(last), "a message was finished before one that is before it in its lane"
+    assert max(map(len, lists.lists)) == 15
+
+
+@pytest.mark.parametrize(
+    ("order", "keys", "working"), [("key", 1, 4), ("key", 2, 6), ("partition", 6, 4), (None, 1, 6)]
+)
+def test_what_is_left_of_a_lane_waits_for_the_list_that_has_the_rest(
+    memory: MemoryTestCluster, order: Any, keys: int, working: int
+) -> None:
+    """With two keys the first list takes all of one, and one of the other; so what is left of that waits."""
+    topic, hold = fill(memory, 6, keys), threading.Event()
+    lists = Lists(lambda messages: hold.wait(DEADLINE_S) and None)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(lists, workers=2, order=order, batch=4 if keys != 2 else 3, batch_wait_s=0.2) as work,
+    ):
+        until(lambda: work.stats().working == working, "they are in work")
+        assert work.stats().waiting == 6 - working
+        hold.set()
+        until(lambda: work.stats().finished == 6, "all are handled")
+    assert not lists.faults or order is None
+
+
+def test_a_list_waits_to_be_full_and_a_drain_does_not(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 7, keys=7)
+    lists = Lists()
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(lists, workers=1, batch=5, batch_wait_s=3_600) as work,
+    ):
+        until(lambda: work.stats().finished == 5 and work.stats().waiting == 2, "one list is full")
+        assert work.drain()
+    assert lists.sorted_lists() == [[0, 1, 2, 3, 4], [5, 6]]
+
+
+def test_a_list_that_is_not_full_is_handled_after_a_while(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 3, keys=3)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(lambda messages: None, batch=1_000, batch_wait_s=0.01) as work,
+    ):
+        until(lambda: work.stats().finished == 3, "they are handled")
+
+
+def test_each_outcome_is_of_its_message(memory: MemoryTestCluster) -> None:
+    topic, letters = fill(memory, 4, keys=4), memory.topic()
+    outcomes: dict[int, Any] = {1: Reject("no amount"), 2: Retry(after_s=0), 3: ValueError("once")}
+
+    def answer(messages: list[Message]) -> list[Any]:
+        return [outcomes.get(one.offset) if one.delivery_count == 1 else None for one in messages]
+
+    lists, group = Lists(answer), memory.group()
+    with (
+        memory.connect() as marshal,
+        joined(marshal, group, [topic], dead_letter_topic=letters) as consumer,
+        consumer.process(lists, workers=1, batch=4, batch_wait_s=3_600, retry=AT_ONCE) as work,
+    ):
+        until(lambda: work.stats().finished == 1, "the first list is handled")
+        assert work.drain()
+        failed = [event.offset for event in consumer.events() if event.kind == "handler_failed"]
+        letter = dict(marshal.topic(letters).get(offset=0).headers)
+    assert failed == [3]
+    assert int(letter["__dlq.errors.offset"]) == 1
+    assert lists.lists[0] == [0, 1, 2, 3]
+    assert sorted(lists.lists[1:]) == [[2], [3]], "what is tried again comes alone"
+
+
+def test_what_is_behind_a_failure_in_its_lane_comes_again_after_it(memory: MemoryTestCluster) -> None:
+    """Although the handler says that it is done: else the older message would be written over the newer one."""
+    topic = fill(memory, 5, keys=1)
+
+    def fail_once(messages: list[Message]) -> list[Any]:
+        return [ValueError() if one.offset == 1 and one.delivery_count == 1 else None for one in messages]
+
+    lists = Lists(fail_once)
+    retry = Retry(first_s=0.05, jitter=0.0)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        with consumer.process(lists, workers=4, batch=4, batch_wait_s=0.02, retry=retry) as work:
+            until(lambda: work.stats().finished == 5, "all are handled")
+        assert positions(consumer) == {0: 5}
+    assert lists.began[0, b"k0"][:4] == [0, 1, 2, 3]
+    assert lists.began[0, b"k0"][4:] == [1, 2, 3, 4]
+
+
+def test_a_handler_that_raises_has_failed_with_each_and_then_with_one_alone(memory: MemoryTestCluster) -> None:
+    topic, letters = fill(memory, 6, keys=3), memory.topic()
+
+    def poison(messages: list[Message]) -> None:
+        if any(one.offset == 2 for one in messages):
+            raise ValueError("all or nothing")
+
+    lists = Lists(poison)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic], dead_letter_topic=letters) as consumer,
+        consumer.process(lists, workers=1, batch=6, batch_wait_s=3_600, retry=Retry(0.0, deliveries=3)) as work,
+    ):
+        until(lambda: positions(consumer) == {0: 6}, "all are done")
+        assert (work.stats().finished, work.stats().ended) == (5, 1)
+    assert lists.lists[0] == [0, 1, 2, 3, 4, 5]
+    assert sorted(lists.lists[1:]) == [[0], [1], [2], [2], [3], [4], [5]]
+
+
+@pytest.mark.parametrize(("then", "finished", "ended"), [("continue", 3, 1), ("key", 1, 3)])
+def test_what_is_behind_a_dead_letter_in_the_same_list(
+    memory: MemoryTestCluster, then: Any, finished: int, ended: int
+) -> None:
+    topic, letters = fill(memory, 4, keys=1), memory.topic()
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic], dead_letter_topic=letters) as consumer,
+        consumer.process(
+            lambda messages: [Reject("bad") if one.offset == 1 else None for one in messages],
+            batch=4,
+            after_dead_letter=then,
+        ) as work,
+    ):
+        until(lambda: positions(consumer) == {0: 4}, "all are done")
+        assert (work.stats().finished, work.stats().ended) == (finished, ended)
+
+
+@pytest.mark.parametrize(
+    ("answer", "names"),
+    [(7, "None, or a list of 2"), ("ok", "a list of 2"), ([None], "1 outcomes"), ([None, True], "an outcome=True")],
+)
+def test_an_answer_that_is_no_list_of_outcomes_ends_it_and_acks_nothing(
+    memory: MemoryTestCluster, answer: Any, names: str
+) -> None:
+    topic = fill(memory, 2, keys=2)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work = consumer.process(lambda messages: answer, batch=2, batch_wait_s=3_600)
+        with pytest.raises(InvalidOption, match=names):
+            work.wait(DEADLINE_S)
+        assert [message.offset for message in consumer.fetch(2, min_messages=2)] == [0, 1]
+
+
+def test_an_outcome_that_is_not_retried_ends_it_and_acks_the_others_of_other_lanes(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 4, keys=2)
+
+    def answer(messages: list[Message]) -> list[Any]:
+        return [KeyError("a bug") if one.offset == 0 else None for one in messages]
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work = consumer.process(answer, batch=4, batch_wait_s=3_600, retry_on=ValueError)
+        with pytest.raises(KeyError, match="a bug"):
+            work.wait(DEADLINE_S)
+        assert [message.offset for message in consumer.fetch(2, min_messages=2)] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [({"batch": 0}, "batch"), ({"batch": True}, "batch"), ({"batch": 5, "batch_wait_s": -1}, "batch_wait_s")],
+)
+def test_bad_bounds_of_a_list_are_refused(memory: MemoryTestCluster, given: dict[str, Any], names: str) -> None:
+    topic = fill(memory, 1, keys=1)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        pytest.raises(InvalidOption, match=names),
+    ):
+        consumer.process(print, **given)
+
+
+def test_a_consumer_is_healthy_while_a_worker_is_free_for_the_next_list(memory: MemoryTestCluster) -> None:
+    topic, hold = fill(memory, 4, keys=4), threading.Event()
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(lambda messages: hold.wait(DEADLINE_S) and None, workers=2, batch=4) as work,
+    ):
+        until(lambda: work.stats().working == 4, "one list is in work: four messages, one handler")
+        assert work._processing.silent_s() == 0
+        hold.set()
+
+
+def test_tasks_take_lists(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 120, keys=6)
+    faults: list[Any] = []
+
+    async def main() -> None:
+        working: set[Any] = set()
+
+        async def handle(messages: list[Message]) -> list[BaseException | None]:
+            keys = {one.key for one in messages}
+            faults.extend(keys & working)
+            working.update(keys)
+            await asyncio.sleep(0)
+            working.difference_update(keys)
+            return [ValueError() if one.offset % 11 == 0 and one.delivery_count == 1 else None for one in messages]
+
+        async with opened(memory, topic) as consumer:
+            async with consumer.process(handle, batch=7, batch_wait_s=0.01, retry=AT_ONCE) as work:
+                await until_async(lambda: work.stats().finished == 120, "all are handled")
+                assert await work.drain()
+            assert [claim.position for claim in consumer.cached_info().claims.values()] == [120]
+
+    asyncio.run(main())
+    assert not faults
+
+
+def test_a_list_whose_task_takes_too_long_is_tried_again(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 3, keys=1)
+    lists: list[list[int]] = []
+
+    async def main() -> None:
+        async def handle(messages: list[Message]) -> None:
+            lists.append([one.offset for one in messages])
+            if len(lists) == 1:
+                await asyncio.Event().wait()
+
+        async with (
+            opened(memory, topic) as consumer,
+            consumer.process(handle, batch=3, batch_wait_s=0.05, timeout_s=0.05, retry=AT_ONCE) as work,
+        ):
+            await until_async(lambda: work.stats().finished == 3, "all are handled alone")
+
+    asyncio.run(main())
+    assert lists == [[0, 1, 2], [0], [1], [2]]
+
+
+def typed(consumer: Consumer[bytes, int]) -> None:
+    """mypy checks that a handler of lists gets the consumer's types."""
+
+    def handle(messages: list[Message[bytes, int]]) -> list[BaseException | None]:
+        return [None for _ in messages]
+
+    consumer.process(handle, batch=10).stop()
+    consumer.process(handle).stop()  # type: ignore[call-overload]
