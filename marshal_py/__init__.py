@@ -55,11 +55,10 @@ if TYPE_CHECKING:
     from marshal_py.client.values.options import ConsumerOptions
     from marshal_py.client.values.retry import Reject, Retry
     from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
-    from marshal_py.protocol.wire.fencing_token import Token
-    from marshal_py.protocol.wire.identity import TopicPartition
+    from marshal_py.protocol.wire.identity import Token, TopicPartition
+    from marshal_py.topics.keys import SubjectKey, subject_key
     from marshal_py.topics.request import GetRequest
     from marshal_py.topics.stored import StoredMessage
-    from marshal_py.topics.subject_keys import SubjectKey, subject_key
     from marshal_py.topics.topic import Topic
 
 __version__ = "0.1.0"
@@ -83,13 +82,13 @@ _FILES: Final = {
     "Reject": "marshal_py.client.values.retry",
     "Retry": "marshal_py.client.values.retry",
     "StoredMessage": "marshal_py.topics.stored",
-    "SubjectKey": "marshal_py.topics.subject_keys",
-    "Token": "marshal_py.protocol.wire.fencing_token",
+    "SubjectKey": "marshal_py.topics.keys",
+    "Token": "marshal_py.protocol.wire.identity",
     "Topic": "marshal_py.topics.topic",
     "TopicPartition": "marshal_py.protocol.wire.identity",
     "connect": "marshal_py.admin.marshal",
     "stop_on_signals": "marshal_py.client.signals",
-    "subject_key": "marshal_py.topics.subject_keys",
+    "subject_key": "marshal_py.topics.keys",
 }
 
 __all__ = [

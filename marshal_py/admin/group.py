@@ -13,18 +13,16 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
-from marshal_py.admin.plans.author import Author
 from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan, ShrinkPlan
 from marshal_py.admin.plans.impact import Impact, Row, check_pause, of_shrink, owners_of, parked_of, preview, rows_of
 from marshal_py.admin.plans.membership import Edit, with_mappings, with_members, without_mappings, without_members
-from marshal_py.admin.plans.operation import GroupContext
+from marshal_py.admin.plans.operation import Author, GroupContext
 from marshal_py.admin.plans.pause import PausePlan, ResumePlan
 from marshal_py.admin.plans.position import PositionPlan, check_size
-from marshal_py.admin.plans.position_resolver import PositionResolver
+from marshal_py.admin.plans.position_resolver import PositionResolver, Target, target_of
 from marshal_py.admin.plans.runner import OperationRunner, Watcher
 from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan, find_session
-from marshal_py.admin.plans.targets import Target, target_of
-from marshal_py.admin.views import overview, pins
+from marshal_py.admin.views import overview
 from marshal_py.admin.views.group_info import GroupInfo, MemberInfo, PinInfo
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_smaller
 from marshal_py.admin.views.suggestions import suggestion
@@ -151,7 +149,7 @@ class Group:
     def pin_info(self) -> PinInfo:
         """Returns who is pinned in a group with the policy `pinned`, the pin's id, and the standbys in their order."""
         with self.runner() as runner:
-            return pins.info(_state(runner), runner.incarnation, runner.pinned_ms)
+            return overview.pin_info(_state(runner), runner.incarnation, runner.pinned_ms)
 
     def members(self) -> tuple[MemberInfo, ...]:
         """Returns each live session, in the order in which they are candidates. One that was silent for two of its
@@ -448,7 +446,7 @@ class Group:
         the text of the advisory `stepped_down`. Raises GroupMissing if nobody is pinned.
         """
         with self.runner() as runner:
-            plan = StepDownPlan(runner.context, pins.owner(_state(runner)), reason)
+            plan = StepDownPlan(runner.context, overview.pinned_session(_state(runner)), reason)
             runner.run(plan)
             return plan.session
 

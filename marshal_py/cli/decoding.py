@@ -12,8 +12,7 @@ import typer
 
 from marshal_py.cli.options import CommonOptions
 from marshal_py.cli.output import CommandFailed
-from marshal_py.transport.schema_registry import registry_deserializer
-from marshal_py.transport.serialization import Deserializer
+from marshal_py.transport.serialization import Deserializer, registry_deserializer
 
 REGISTRY: Final = "registry"  # instead of MODULE:FUNCTION
 _METAVAR: Final = f"MODULE:FUNCTION|{REGISTRY}"

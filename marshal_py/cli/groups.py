@@ -14,7 +14,7 @@ from marshal_py.admin.plans import impact
 from marshal_py.admin.plans.membership import Edit, with_mappings, with_members, without_mappings, without_members
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.diagnosis import TITLES
-from marshal_py.admin.views.group_state import GroupSummary
+from marshal_py.admin.views.group_info import GroupSummary
 from marshal_py.admin.views.looking import Looking
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import NOBODY, CommonOptions, command

@@ -1,4 +1,5 @@
-"""`marshal log tail / dump / load`: the records of the coordination topic, for people, as JSON, and as files."""
+"""`marshal log tail / dump / load / reset`: the records of the coordination topic, for people, as JSON, and as files;
+and a new history for logs whose beginning was deleted without a snapshot."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from typing import Annotated, Final
 import typer
 
 from marshal_py.admin import archive
-from marshal_py.cli import log_reset, output
+from marshal_py.admin.logs import Logs
+from marshal_py.cli import changes, output
 from marshal_py.cli.options import (
     NOBODY,
     CommonOptions,
@@ -30,6 +32,7 @@ from marshal_py.protocol.fold.world import World
 TAIL_EXAMPLE: Final = output.example("marshal log tail billing -n 20")
 DUMP_EXAMPLE: Final = output.example("marshal log dump --output billing.dump")
 LOAD_EXAMPLE: Final = output.example("marshal log load billing.dump --coordination-topic __restored")
+RESET_EXAMPLE: Final = output.example("marshal log reset --dry-run")
 
 Group = Annotated[str | None, typer.Argument(help="One group; all if left out.")]
 
@@ -172,4 +175,56 @@ def _base64(content: bytes | None) -> str:
     return "-" if content is None else base64.b64encode(content).decode()
 
 
-app.command("reset", epilog=log_reset.EXAMPLE)(log_reset.reset)
+RISKS: Final = """\
+Everything in these logs is lost: positions, pauses, settings and sessions of their groups.
+  - Consumers start at the committed offsets that Kafka has of their group (the library mirrors positions there every
+    few seconds), else at the end, or where their `start` says. In at-least-once mode messages may come again, and
+    at an end messages may be skipped.
+  - The promise of at-most-once mode does not hold across this: messages that were delivered shortly before may be
+    delivered again.
+  - Consumers that still run with the old state stop with HistoryRestarted; start them again.
+If a backup of the log exists (`marshal log dump`), keep it: a reset cannot be undone."""
+
+
+@app.command("reset", epilog=RESET_EXAMPLE)
+@command
+def reset(options: CommonOptions, dry_run: changes.DryRun = False, yes: changes.Yes = False) -> None:
+    """Begin a new history for logs whose beginning was deleted without a snapshot (HistoryTruncated).
+
+    The last way out: the command says what is lost and asks twice. Logs that can be read are not touched.
+    """
+    topic = options.coordination_topic
+    with Logs(options.transport(), topic) as logs:
+        broken = logs.broken()
+        root = logs.surviving_root() if broken else None
+        kept = root is not None
+        if broken:
+            output.say(f"Logs of {topic!r} that cannot be read: {', '.join(map(str, broken))}.")
+            output.say(RISKS)
+            if not kept:
+                output.say(
+                    "No copy of the root Genesis is left: the topic becomes another incarnation, whose fencing "
+                    "tokens are greater than all before."
+                )
+        begun = []
+        if broken and not dry_run:
+            changes.ask(f"Begin a new history for {len(broken)} log(s) of {topic!r}?", yes)
+            changes.ask("Everything in them is lost. Are all consumers of these groups stopped?", yes)
+            root = root or logs.new_root()
+            begun = [logs.restart(number, root) for number in broken]
+    if options.as_json:
+        output.print_json(
+            {
+                "outcome": "dry_run" if dry_run and broken else "begun_anew" if begun else "nothing_to_do",
+                "same_incarnation": kept if broken else None,
+                "logs": [{"log": number, "first": log.first, "end": log.end} for number, log in broken.items()],
+                "begun": [each._asdict() for each in begun],
+            }
+        )
+        return
+    for each in begun:
+        print(f"log {each.log} begins again at offset {each.at}")
+    if broken and dry_run:
+        print(f"{len(broken)} logs would begin again; {changes.DRY}")
+    if not broken:
+        print("every log can be read: nothing to do")

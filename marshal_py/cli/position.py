@@ -9,7 +9,7 @@ import typer
 
 from marshal_py.admin.group import Group, Moved
 from marshal_py.admin.plans.impact import Row
-from marshal_py.admin.plans.targets import Target, target_of
+from marshal_py.admin.plans.position_resolver import Target, target_of
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import command, number_or_none
 from marshal_py.client.values.position_text import RULE

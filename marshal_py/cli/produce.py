@@ -12,7 +12,7 @@ import typer
 from marshal_py.cli import lines, output
 from marshal_py.cli.options import CommonOptions, command
 from marshal_py.errors import InvalidOption, TopicMissing
-from marshal_py.topics.subject_keys import SubjectKey, subject_key
+from marshal_py.topics.keys import SubjectKey, subject_key
 from marshal_py.transport.producer import KafkaProducer
 
 EXAMPLE: Final = output.example("echo '42:paid' | marshal produce orders --key-separator : --header source=shell")

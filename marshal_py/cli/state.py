@@ -8,8 +8,15 @@ from typing import Annotated, Final
 import typer
 
 from marshal_py.admin.views import overview
-from marshal_py.admin.views.group_info import POLICIES, MemberInfo, plain
-from marshal_py.admin.views.group_state import GroupLag, GroupState, PartitionLag, SessionState
+from marshal_py.admin.views.group_info import (
+    POLICIES,
+    GroupLag,
+    GroupState,
+    MemberInfo,
+    PartitionLag,
+    SessionState,
+    plain,
+)
 from marshal_py.admin.views.looking import Looking
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.cli import output

@@ -18,9 +18,9 @@ from marshal_py.errors import FileUnusable, IndexBusy, RangeLost
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics.key_index import Entry, EntryColumns, KeyIndex, Lasts, contents_of, prefix_of
 from marshal_py.topics.keys import ONE, REST, SEPARATOR, has_wildcard, matcher
-from marshal_py.topics.last_messages import age
 from marshal_py.topics.reads import Offsets, Page, Reads, place
 from marshal_py.topics.request import KEYS_MAX, GetRequest, too_many_keys
+from marshal_py.topics.stored import age
 from marshal_py.transport.ports import Bounds, ClusterAdmin, MessageReader, RawMessage
 
 ADD_AT_ONCE: Final = 100_000  # entries of one transaction; more are hardly faster

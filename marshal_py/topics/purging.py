@@ -1,8 +1,9 @@
-"""A topic, and deletes the beginning of its partitions by offset, by time, or up to the newest messages."""
+"""A topic, and deletes what is in it: the beginning of its partitions by offset, by time, or up to the newest messages;
+keys of a compacted topic by tombstones, which are messages that have the key and no value."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -10,7 +11,7 @@ from msgspec import Struct
 from marshal_py.errors import BadRequest, TopicMissing, TopicRefused
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics.request import Time, check_number, time_ms
-from marshal_py.transport.ports import Bounds, ClusterAdmin
+from marshal_py.transport.ports import Bounds, ClusterAdmin, Transport
 
 
 class TopicInfo(Struct, frozen=True):
@@ -118,3 +119,35 @@ def _starts(admin: ClusterAdmin, name: str, target: PurgeTarget, known: Mapping[
     tps = [TopicPartition(name, number) for number in ends]
     found = admin.offsets_at(tps, time_ms("before_time", target.before_time))
     return {number: found.get(TopicPartition(name, number), ends.get(number, 0)) for number in numbers}
+
+
+POLICY = "cleanup.policy"
+
+
+def check_compacted(admin: ClusterAdmin, topic: str) -> None:
+    """Raises BadRequest if Kafka keeps a key's older messages. Clusters that do not describe topics are not asked."""
+    policy = admin.settings(topic).get(POLICY, "compact")
+    if "compact" not in policy:
+        raise BadRequest(
+            f"topic {topic!r} has cleanup.policy={policy}, so Kafka would keep the messages that a tombstone deletes: "
+            "set it to compact, or delete the beginning of partitions by purge"
+        )
+
+
+def write_tombstones(
+    transport: Transport, topic: str, key: bytes, partitions: Iterable[int], timeout_s: float
+) -> dict[int, int]:
+    """Writes a tombstone to each partition; returns their offsets. Raises as MessageWriter.write and flush."""
+    found: dict[int, int] = {}
+
+    def on_written(tp: TopicPartition, offset: int) -> None:
+        found[tp.partition] = offset
+
+    writer = transport.writer(on_written)
+    try:
+        for number in partitions:
+            writer.write(topic, None, key, partition=number)
+        writer.flush(timeout_s)
+    finally:
+        writer.close()
+    return found

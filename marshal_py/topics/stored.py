@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, overload
 
 from marshal_py.topics.request import GetRequest
+from marshal_py.transport.ports import RawMessage
 
 END_OF_BATCH: Final = 204
 
@@ -95,3 +96,42 @@ class StoredBatch(Sequence[StoredMessage]):
 
     def __repr__(self) -> str:
         return f"StoredBatch({len(self)} messages, {self.end.num_pending} pending)"
+
+
+class LastMessages:
+    """By key and partition the last message among those that were added, in any order.
+
+    Offsets decide within a partition. Between partitions, which have no common order, the timestamp of each partition's
+    last message of the key decides, and the higher partition number if these are equal. Whoever compared any two
+    messages of a key instead would get another answer for each order in which they are read.
+    """
+
+    def __init__(self) -> None:
+        self._by_key: dict[bytes, dict[int, RawMessage]] = {}
+
+    def add(self, key: bytes, message: RawMessage) -> None:
+        lasts = self._by_key.setdefault(key, {})
+        number = message.partition() or 0
+        known = lasts.get(number)
+        if known is None or (message.offset() or 0) > (known.offset() or 0):
+            lasts[number] = message
+
+    def keys(self) -> Iterable[bytes]:
+        return self._by_key.keys()
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def newest(self) -> dict[bytes, RawMessage]:
+        """Returns by key its last message over all partitions."""
+        return {key: newest(lasts) for key, lasts in self._by_key.items()}
+
+
+def newest(lasts: Mapping[int, RawMessage]) -> RawMessage:
+    """Returns the last message of a key. `lasts`: its last message in each partition, at least one."""
+    return max(lasts.values(), key=age)
+
+
+def age(message: RawMessage) -> tuple[int, int]:
+    """Returns what the order of messages between partitions is: the later one is greater."""
+    return message.timestamp()[1], message.partition() or 0

@@ -7,23 +7,47 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 from marshal_py.errors import BadRequest, DeserializationFailed, InvalidOption, MessageNotFound, TopicMissing
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics.changes import check_name
 from marshal_py.topics.indexed_reads import IndexedReads
 from marshal_py.topics.key_index import KeyIndex, Status
 from marshal_py.topics.keys import ALL, PARTITIONERS, Key, exact, shown
-from marshal_py.topics.progress import Progress, ReportingReader
-from marshal_py.topics.purging import Purged, PurgeTarget, TopicInfo, info_of, purge
+from marshal_py.topics.purging import Purged, PurgeTarget, TopicInfo, check_compacted, info_of, purge, write_tombstones
 from marshal_py.topics.reads import Reads, described
 from marshal_py.topics.request import GetRequest, Time
 from marshal_py.topics.stored import EndOfBatch, StoredBatch, StoredMessage
-from marshal_py.topics.tombstones import check_compacted, write_tombstones
 from marshal_py.transport.ports import ClusterAdmin, MessageReader, RawMessage, Transport
 from marshal_py.transport.serialization import Deserializer, check_plain, context_of
+
+Progress = Callable[[int, int], None]
+
+
+class ReportingReader:
+    """A MessageReader over another one that calls `on_progress(read, wanted)` after each list: how many offsets of all
+    ranges so far are done."""
+
+    def __init__(self, reader: MessageReader, on_progress: Progress) -> None:
+        self._reader, self._on_progress = reader, on_progress
+        self._read = self._wanted = 0
+
+    def read(
+        self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], timeout_s: float
+    ) -> Iterator[Sequence[RawMessage]]:
+        self._wanted += sum(ends[tp] - start for tp, start in starts.items())
+        for messages in self._reader.read(starts, ends, timeout_s):
+            self._read += len(messages)
+            self._on_progress(min(self._read, self._wanted), self._wanted)
+            yield messages
+        self._read = self._wanted  # holes are read, too
+
+    def close(self) -> None:
+        self._reader.close()
+
 
 TIMEOUT_S: Final = 30.0
 FOLLOW_S: Final = 0.5  # between two looks for later messages

@@ -142,7 +142,8 @@ class KafkaAdmin:
             self._create(topic, partitions)
             found = self._wait_until_shown(topic, lambda: self.partition_count(topic))
         if "describe_config" in self.capabilities:
-            self._check_settings(topic, partitions)
+            for error in self.wrong_settings(topic, partitions):
+                raise error
         return found
 
     def _wait_until_shown(self, topic: str, question: Callable[[], T | None]) -> T:
@@ -176,10 +177,6 @@ class KafkaAdmin:
                 command = self._create_command(topic, replicas, partitions)
                 raise CoordinationTopicMissing(topic, text_of(error), command) from error
             raise ClusterUnreachable(self._servers, f"creation of {topic}", self._client.reason(error)) from error
-
-    def _check_settings(self, topic: str, partitions: int) -> None:
-        for error in self.wrong_settings(topic, partitions):
-            raise error
 
     def wrong_settings(self, topic: str, partitions: int = COORDINATION_PARTITIONS) -> list[WrongTopicSetting]:
         """Returns an error for every setting of the topic that could lose history (L1). The command adds missing

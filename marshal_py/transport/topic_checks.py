@@ -14,14 +14,6 @@ KEEP_FOREVER: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retent
 SAFE_SETTINGS: Final = {"min.insync.replicas": str(SAFE_ISR), "unclean.leader.election.enable": "false"}
 
 
-def check_settings(
-    topic: str, found: Mapping[str, str], brokers: int, replicas: int, servers: str, grow_to: int = 0
-) -> None:
-    """Raises WrongTopicSetting for the first setting that could lose history, as `wrong_settings`."""
-    for error in wrong_settings(topic, found, brokers, replicas, servers, grow_to):
-        raise error
-
-
 def wrong_settings(
     topic: str, found: Mapping[str, str], brokers: int, replicas: int, servers: str, grow_to: int = 0
 ) -> Iterator[WrongTopicSetting]:

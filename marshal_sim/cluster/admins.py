@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from marshal_py.admin.plans.author import Author
-from marshal_py.admin.plans.operation import GRACE_INTERVALS, INTERVAL_MS, GroupContext, Operation
+from marshal_py.admin.plans.operation import GRACE_INTERVALS, INTERVAL_MS, Author, GroupContext, Operation
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.errors import AdminGaveUp, CoordinationError, MarshalError

@@ -13,8 +13,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from marshal_py.admin.plans.author import Author
-from marshal_py.admin.plans.operation import GroupContext, Operation
+from marshal_py.admin.plans.operation import Author, GroupContext, Operation
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from marshal_py.admin.plans import impact
-from marshal_py.admin.plans.author import BY_BYTES_MAX, Author
 from marshal_py.admin.plans.change import ConfigPlan, ShrinkPlan
-from marshal_py.admin.plans.operation import GroupContext
+from marshal_py.admin.plans.operation import BY_BYTES_MAX, Author, GroupContext
 from marshal_py.admin.plans.pause import PausePlan, ResumePlan
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan

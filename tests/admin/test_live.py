@@ -21,8 +21,7 @@ from confluent_kafka import Producer
 
 import marshal_py
 from marshal_py.admin.group import Group
-from marshal_py.admin.plans.author import Author
-from marshal_py.admin.plans.operation import Progress
+from marshal_py.admin.plans.operation import Author, Progress
 from marshal_py.cli import explain, groups, members, pause, position
 from marshal_py.errors import (
     AdminBusy,

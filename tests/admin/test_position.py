@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from marshal_py.admin.plans.author import Author
 from marshal_py.admin.plans.impact import Row, preview, rows_of
-from marshal_py.admin.plans.operation import GroupContext
+from marshal_py.admin.plans.operation import Author, GroupContext
 from marshal_py.admin.plans.pause import PausePlan
 from marshal_py.admin.plans.position import MOVED, NOT_MOVED, UNKNOWN, PositionPlan
 from marshal_py.admin.views.pause_history import PauseHistory

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from marshal_py.admin.plans.author import Author
 from marshal_py.admin.plans.impact import preview
-from marshal_py.admin.plans.operation import GroupContext
+from marshal_py.admin.plans.operation import Author, GroupContext
 from marshal_py.admin.plans.position import MOVED, NOT_MOVED, PositionPlan
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, find_recreated

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from marshal_py.admin.plans.author import Author
-from marshal_py.admin.plans.operation import GroupContext, Operation, Progress
+from marshal_py.admin.plans.operation import Author, GroupContext, Operation, Progress
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.errors import AdminGaveUp
 from marshal_py.protocol.fold.rationalizer import Verdict, apply

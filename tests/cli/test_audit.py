@@ -21,7 +21,7 @@ import typer
 from confluent_kafka import Producer
 
 from marshal_py.admin.group import Group
-from marshal_py.admin.plans.author import Author
+from marshal_py.admin.plans.operation import Author
 from marshal_py.cli.app import app
 from marshal_py.client.marshal import VERSION, Marshal, connect
 from marshal_py.errors import AdminBusy

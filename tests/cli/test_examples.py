@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from marshal_py.cli import advisories, consume, demo, doctor, log, log_reset, produce, snapshot, state
+from marshal_py.cli import advisories, consume, demo, doctor, log, produce, snapshot, state
 from marshal_sim.commands import audit, exhaustive, verify
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
 
@@ -24,7 +24,7 @@ EXAMPLES = [
     verify.EXAMPLE,
     snapshot.EXAMPLE,
     advisories.EXAMPLE,
-    log_reset.EXAMPLE,
+    log.RESET_EXAMPLE,
     audit.EXAMPLE,
     exhaustive.EXAMPLE,
 ]

@@ -16,7 +16,7 @@ import pytest
 
 from marshal_py import GroupConfig
 from marshal_py.admin.examination import Examination
-from marshal_py.admin.views.group_state import GroupSummary
+from marshal_py.admin.views.group_info import GroupSummary
 from marshal_py.cli import doctor, groups, options
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.driver import loop

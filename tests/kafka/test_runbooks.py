@@ -18,7 +18,7 @@ from typer.testing import Result
 
 import marshal_py
 from marshal_py.admin.group import Group
-from marshal_py.admin.plans.author import Author
+from marshal_py.admin.plans.operation import Author
 from marshal_py.errors import MembersAlive, ModeMismatch
 from marshal_py.transport.kafka import KafkaTransport
 from tests.support.command_line import invoke

@@ -36,7 +36,6 @@ NOT_EXECUTED = {
     "aio/async_consume.py": LOOP,
     "aio/async_process.py": LOOP,
     "aio/event_loop.py": LOOP,
-    "aio/receiver.py": LOOP,
     "async_consumer.py": LOOP,
     "consumer.py": THREADS,
     "driver/last_wills.py": "another process that a socket watches",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from marshal_py.transport.embedded import CAPABILITIES as EMBEDDED_CAPABILITIES
-from marshal_py.transport.memory_admin import MemoryAdmin
+from marshal_py.transport.memory import MemoryAdmin
 from marshal_py.transport.ports import ALL_CAPABILITIES
 from tests.support import conformance
 from tests.support.conformance import BY_CAPABILITY, EmbeddedRig, KafkaRig, MemoryRig, Rig

@@ -3,7 +3,6 @@
 from typing import Final
 
 DOORS: Final = (
-    "author",
     "change",
     "impact",
     "membership",
@@ -14,5 +13,4 @@ DOORS: Final = (
     "position_resolver",
     "runner",
     "sessions",
-    "targets",
 )

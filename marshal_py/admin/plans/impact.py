@@ -20,7 +20,7 @@ from marshal_py.admin.plans.operation import GroupContext
 from marshal_py.admin.plans.pause import name_of
 from marshal_py.admin.plans.pause_lock import busy, is_named
 from marshal_py.admin.plans.sessions import find_session
-from marshal_py.admin.views import overview, pins
+from marshal_py.admin.views import overview
 from marshal_py.admin.views.recreated_topics import RecreatedTopic
 from marshal_py.client.values.group_config import (
     Wanted,
@@ -38,8 +38,7 @@ from marshal_py.protocol.fold.policies import OWN_POLICY
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
+from marshal_py.protocol.wire.identity import EVICT_INTERVALS, NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import (
     PAUSE_MS_MAX,
     Move,
@@ -121,7 +120,7 @@ def _undo_of_step_down(group: Group) -> str:
 def of_unpinning(context: GroupContext) -> Impact:
     """Returns what ending the pin would do. Raises what Group.unpin raises."""
     group = _there(context)
-    session = pins.owner(group)
+    session = overview.pinned_session(group)
     does = [f"{name_of(group, session)} would finish its handlers and be pinned no longer; another one would be."]
     return Impact(does, _releases(group, session), {})
 

@@ -3,7 +3,8 @@ evicts silent sessions, and gives up in time.
 
 The driver folds each record into the world and then calls `receive`. It calls `tick` at `deadline_ms`, and after
 records were received, and does what the returned Step says. An operation does not see acknowledgements: it learns the
-result of its records by reading them (T17), and sends a record again until it has read it.
+result of its records by reading them (T17), and sends a record again until it has read it. An Author signs its records
+(`by`): the caller passes the names of user and host.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Final, NamedTuple, TypeVar
 
 from msgspec import Struct, field
 
-from marshal_py.admin.plans.author import BY_BYTES_MAX, Author
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.errors import AdminFailed, AdminGaveUp, GroupDeleted, GroupOpaque, InvalidOption, MarshalError
 from marshal_py.protocol.fold.rationalizer import Verdict
@@ -21,9 +21,44 @@ from marshal_py.protocol.fold.world import Group, Session, World
 from marshal_py.protocol.member.advisory import PROBE
 from marshal_py.protocol.time.failure_detector import FailureDetector
 from marshal_py.protocol.time.liveness import Liveness
-from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
+from marshal_py.protocol.wire.identity import EVICT_INTERVALS, NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import Evict, Note, Record
+
+BY_BYTES_MAX: Final = 255  # of a text in a record (PROTOCOL.md 4.2)
+RUN_BYTES: Final = 4  # two runs of one person at one moment must tell their records apart
+
+
+class Author(NamedTuple):
+    """The author of one run's records. `who`: the same for every run of a person on a machine; `by`: unique to this
+    run."""
+
+    who: str
+    by: str
+
+    @classmethod
+    def of(cls, user: str, host: str, tool: str, random: bytes) -> Author:
+        """Returns the author for one run, unique by RUN_BYTES `random` bytes. Names that are too long are cut, never
+        the unique part."""
+        tail = f" {tool} run {random.hex()}"
+        who = f"{user}@{host}".replace(" ", "_")
+        left = BY_BYTES_MAX - len(tail.encode())
+        who = who.encode()[:left].decode(errors="ignore")
+        return cls(who, who + tail)
+
+    def signed(self, reason: str) -> str:
+        """Returns `by` with the reason behind a colon, cut to fit, for a record that has no field for the reason."""
+        if not reason:
+            return self.by
+        return f"{self.by}: {reason}".encode()[:BY_BYTES_MAX].decode(errors="ignore")
+
+    def wrote(self, by: str) -> bool:
+        """Returns whether this very run wrote the record that is signed `by` (M1)."""
+        return by == self.by or by.startswith(f"{self.by}:")
+
+    def is_also(self, by: str) -> bool:
+        """Returns whether the same person, on the same machine, wrote the record that is signed `by` (M2)."""
+        return by.partition(" ")[0] == self.who
+
 
 INTERVAL_MS: Final = 2_000  # the heartbeat interval by which an operation waits (T2): a consumer's default
 THIRD_MS: Final = INTERVAL_MS // 3  # between two probes, and before a record is sent again

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from marshal_py.admin.plans.author import BY_BYTES_MAX
-from marshal_py.admin.plans.operation import GroupContext, Operation
+from marshal_py.admin.plans.operation import BY_BYTES_MAX, GroupContext, Operation
 from marshal_py.admin.plans.pause import Drain
 from marshal_py.admin.plans.pause_lock import PauseLock
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_topology, partitions_of

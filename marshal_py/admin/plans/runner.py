@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from marshal_py.admin.plans.author import RUN_BYTES, Author
-from marshal_py.admin.plans.operation import GroupContext, Operation, Progress
+from marshal_py.admin.plans.operation import RUN_BYTES, Author, GroupContext, Operation, Progress
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.client.marshal import VERSION
 from marshal_py.errors import AdminGaveUp, GroupMissing, MarshalError

@@ -2,14 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = (
-    "diagnosis",
-    "group_info",
-    "group_state",
-    "looking",
-    "overview",
-    "pause_history",
-    "pins",
-    "recreated_topics",
-    "suggestions",
-)
+DOORS: Final = ("diagnosis", "group_info", "looking", "overview", "pause_history", "recreated_topics", "suggestions")

@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from marshal_py.admin.views import pins
 from marshal_py.admin.views.group_info import (
     GroupInfo,
-    MemberInfo,
-    MemberState,
-    PauseInfo,
-    PositionInfo,
-    SettingsOrigin,
-)
-from marshal_py.admin.views.group_state import (
     GroupLag,
     GroupState,
     GroupSummary,
+    MemberInfo,
+    MemberState,
     PartitionLag,
     PartitionState,
+    PauseInfo,
+    PinInfo,
+    PositionInfo,
+    PriorityGroupState,
     SessionState,
+    SettingsOrigin,
 )
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, partitions_of
-from marshal_py.errors import PartitionParked
+from marshal_py.errors import GroupMissing, PartitionParked
 from marshal_py.history.consumption_rate import ConsumptionRate
-from marshal_py.protocol.fold.policies import policy_of
+from marshal_py.protocol.fold.policies import KNOWN, policy_of
 from marshal_py.protocol.fold.world import Group, Partition, Session
 from marshal_py.protocol.member.group_settings import settings_of
 from marshal_py.protocol.member.waiting import Standstill
 from marshal_py.protocol.policy import candidate_order
-from marshal_py.protocol.policy.restricted import listed, names
+from marshal_py.protocol.policy.restricted import listed, names, owner_of
 from marshal_py.protocol.wire import records
-from marshal_py.protocol.wire.identity import NONE, TopicPartition
-from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
+from marshal_py.protocol.wire.identity import EVICT_INTERVALS, NONE, PIN, Token, TopicPartition
 from marshal_py.protocol.wire.records import BEYOND_END, LAG_UNKNOWN, MODE_NAMES, RECREATED, GroupConfig
 
 SKEW_MS: Final = 2_000  # a smaller difference may be a record's latency
@@ -168,12 +167,12 @@ def pause(group: Group, pause_history: PauseHistory | None, wall_ms: int) -> Pau
 def info(
     group: Group, pause_history: PauseHistory, wall_ms: int, incarnation: bytes, pinned_ms: int | None
 ) -> GroupInfo:
-    """Returns everything that the log says about a group. `wall_ms`: now, since 1970; the rest as in `pins.entries`."""
+    """Returns everything that the log says about a group. `wall_ms`: now, since 1970; the rest as in `pin_entries`."""
     config = group.config if group.config is not None else GroupConfig(NONE)
     counts = {name: topic.count for name, topic in sorted(group.topics.items())}
     settings = {**settings_of(config), **partitioned(group, config), "members": members(group)}
     if policy_of(config).priority:
-        settings["priority_groups"] = pins.entries(group, incarnation, pinned_ms)
+        settings["priority_groups"] = pin_entries(group, incarnation, pinned_ms)
     line = summary(group)
     return GroupInfo(
         **settings,
@@ -291,6 +290,57 @@ def free(group: Group, ends: Mapping[TopicPartition, int]) -> dict[TopicPartitio
         if tp.partition >= 0 and tp.topic in group.topics and (known is None or known.owner == NONE):
             found[tp] = ends.get(tp, 0) - max(0, NONE if known is None else known.position)
     return {tp: lag for tp, lag in found.items() if lag > 0}
+
+
+# --- who is pinned in a group with the policy `pinned` (PROTOCOL.md A11), and since when
+
+
+def pin_entries(group: Group, incarnation: bytes, pinned_ms: int | None) -> tuple[PriorityGroupState, ...]:
+    """Returns the priority groups. `incarnation`: part of the pin's id. `pinned_ms`: of the claim of the pin, or
+    None."""
+    names = () if group.config is None else group.config.priority_groups
+    known = group.partitions.get(PIN)
+    if known is None or known.owner == NONE:
+        return tuple(map(PriorityGroupState, names))
+    began = None if pinned_ms is None else datetime.fromtimestamp(pinned_ms / 1000, UTC)
+    pinned_id = str(Token(incarnation, known.epoch))
+    pinned_ts = None if began is None else began.isoformat(timespec="milliseconds")
+    return tuple(PriorityGroupState(name, pinned_id, pinned_ts) for name in names)
+
+
+def pin_info(group: Group, incarnation: bytes, pinned_ms: int | None) -> PinInfo:
+    """Returns who is pinned and who stands by, as `pin_entries`. Raises GroupMissing for another policy."""
+    _check_pins(group)
+    owner = owner_of(group, PIN)
+    (entry,) = pin_entries(group, incarnation, pinned_ms)
+    joins = {sid: group.sessions[sid].join for sid in candidate_order(group, ())}
+    return PinInfo(
+        group=group.name,
+        priority_group=entry.name,
+        pinned_id=entry.pinned_id,
+        pinned_ts=entry.pinned_ts,
+        session=owner if owner != NONE else None,
+        client_id=joins[owner].client_id if owner != NONE else None,
+        standbys=tuple(join.client_id for sid, join in joins.items() if sid != owner),
+    )
+
+
+def _check_pins(group: Group) -> None:
+    """Raises GroupMissing if nobody can be pinned in the group, because it has another policy."""
+    policy = policy_of(group.config)
+    if not policy.pins:
+        has = f"its policy is {policy.name}" if policy.name else "it has no policy in its settings"
+        pinning = " and ".join(name for name, each in KNOWN.items() if each.pins)
+        raise GroupMissing(group.name, f"pins nobody: {has}, and only {pinning} does")
+
+
+def pinned_session(group: Group) -> int:
+    """Returns the session that is pinned. Raises GroupMissing if nobody is pinned, or the group has another policy."""
+    _check_pins(group)
+    found = owner_of(group, PIN)
+    if found == NONE:
+        raise GroupMissing(group.name, "has no pinned consumer")
+    return found
 
 
 # --- with what only the cluster and a clock know

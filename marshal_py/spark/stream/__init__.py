@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("aliases", "batches", "checkpoints", "listener", "options", "session")
+DOORS: Final = ("aliases", "batches", "listener", "options", "session")

@@ -21,6 +21,7 @@ Constructors must not claim anything: Spark also builds readers just for plannin
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import math
 import signal
@@ -40,7 +41,6 @@ from marshal_py.client.ranges.ranges import ClaimedRange
 from marshal_py.errors import BatchOverdue, ClusterUnreachable, InvalidOption
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.spark.stream.aliases import named_as_written
-from marshal_py.spark.stream.checkpoints import check_maker, other_log
 from marshal_py.spark.stream.commits import CommitSocket
 from marshal_py.spark.stream.options import StreamOptions
 from marshal_py.spark.stream.range_reader import partitions_of, read_ranges
@@ -144,8 +144,9 @@ class QueryMember:
         if offset == FIRST:
             return
         way = "Take a new checkpointLocation"
-        found = other_log(offset["i"], self.ranges.incarnation)
-        if found:
+        found = ""
+        if offset["i"] != self.ranges.incarnation.hex():
+            found = "the checkpoint is from another coordination topic, or from before it was created again"
             way += ", or the coordination_topic that the checkpoint is from"
         elif life_of(offset) != self.ranges.deleted_at():
             found = f"the checkpoint is from before group {self.planner.group!r} was deleted and created again"
@@ -355,7 +356,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _check_ours(offset: dict[str, Any], committed: dict[str, Any], group: str) -> None:
     """Raises InvalidOption for another source's or group's offset, which Spark does not check."""
-    check_maker(offset, "b", int, committed, _FROM_KAFKA)
+    if not isinstance(offset.get("b"), int):
+        rule = f"the folder holds the checkpoint of another source: use a new folder{_FROM_KAFKA}"
+        raise InvalidOption("checkpointLocation", json.dumps(committed), rule)
     other = group_of(offset)
     if other != group and offset != FIRST:
         owner, way = ("no group that it names", "") if other is None else (f"group {other!r}", f"; or group={other!r}")
