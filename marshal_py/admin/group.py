@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan, ShrinkPlan
 from marshal_py.admin.plans.impact import Impact, Row, check_pause, of_shrink, owners_of, parked_of, preview, rows_of
 from marshal_py.admin.plans.membership import Edit, with_mappings, with_members, without_mappings, without_members
-from marshal_py.admin.plans.operation import Author, GroupContext
+from marshal_py.admin.plans.operation import Author, GroupContext, Terms
 from marshal_py.admin.plans.pause import PausePlan, ResumePlan
 from marshal_py.admin.plans.position import PositionPlan, check_size
 from marshal_py.admin.plans.position_resolver import PositionResolver, Target, target_of
@@ -205,7 +205,7 @@ class Group:
         it is None, each consumer does what its own option says.
         Raises AlreadyExists, InvalidOption.
         """
-        return self._settle(_named(settings), True, reason, watcher=watcher)
+        return self._settle(_named(settings), Terms(reason), watcher, create=True)
 
     def set_config(
         self,
@@ -230,7 +230,7 @@ class Group:
         wanted = _named(settings)
         if not wanted:
             raise InvalidOption("settings", None, "name what should change", given=False)
-        return self._settle(wanted, False, reason, token, adopt, take_over, watcher)
+        return self._settle(wanted, Terms(reason, token, adopt, take_over), watcher)
 
     def add_members(self, *members: str, reason: str = "") -> int:
         """Adds members to the list of a partitioned group, unless they are there; returns the offset of the record.
@@ -260,22 +260,11 @@ class Group:
     def change_members(self, edit: Edit, reason: str = "", watcher: Watcher | None = None) -> int:
         """Changes settings by a function of admin/plans/membership.py; returns the offset of the record, or of the last
         one if nothing changes. `watcher` is told "changed"."""
-        return self._settle(edit, False, reason, watcher=watcher)
+        return self._settle(edit, Terms(reason), watcher)
 
-    def _settle(
-        self,
-        wanted: Wanted | Edit,
-        create: bool,
-        reason: str,
-        token: int | None = None,
-        adopt: bool = False,
-        take_over: bool = False,
-        watcher: Watcher | None = None,
-    ) -> int:
+    def _settle(self, wanted: Wanted | Edit, terms: Terms, watcher: Watcher | None, *, create: bool = False) -> int:
         with self.runner(founding=create) as runner:
-            plan = ConfigPlan(
-                runner.context, wanted, create=create, reason=reason, token=token, adopt=adopt, take_over=take_over
-            )
+            plan = ConfigPlan(runner.context, wanted, terms, create=create)
             if create:
                 runner.begin()
             runner.run(plan, watcher)
@@ -300,9 +289,7 @@ class Group:
         SettingsChanged, AdminBusy, AdminFailed, AdminGaveUp.
         """
         with self.runner() as runner:
-            plan = ShrinkPlan(
-                runner.context, topic, partitions, reason=reason, token=token, adopt=adopt, take_over=take_over
-            )
+            plan = ShrinkPlan(runner.context, topic, partitions, Terms(reason, token, adopt, take_over))
             check_smaller(_state(runner), topic, runner.admin.describe_topic(topic), partitions)
             runner.run(plan, watcher)
             return plan.changed_at
@@ -345,15 +332,7 @@ class Group:
         """
         with self.runner() as runner:
             duration_ms = None if duration_s is None else round(_duration_s(duration_s) * 1000)
-            plan = PausePlan(
-                runner.context,
-                reason=reason,
-                duration_ms=duration_ms,
-                token=token,
-                adopt=adopt,
-                take_over=take_over,
-                keep=keep,
-            )
+            plan = PausePlan(runner.context, Terms(reason, token, adopt, take_over, duration_ms), keep=keep)
             try:
                 runner.run(plan, watcher)
             except AdminGaveUp as error:
@@ -366,7 +345,7 @@ class Group:
         """Ends the running pause; returns False if there was none. By the same person on the same machine, or with
         `token` or `take_over`. Raises AdminBusy."""
         with self.runner() as runner:
-            plan = ResumePlan(runner.context, token=token, take_over=take_over, reason=reason)
+            plan = ResumePlan(runner.context, Terms(reason, token, take_over=take_over))
             runner.run(plan)
             return plan.was_paused
 
@@ -396,25 +375,18 @@ class Group:
         Raises PositionOutOfRange before anything is paused, AdminBusy, AdminFailed (its `outcome`: nothing moved and
         nothing will, or it may still move).
         """
-        target = target_of(to, shift_by, self.name)
+        target, terms = target_of(to, shift_by, self.name), Terms(reason, token, adopt, take_over)
         with self.runner() as runner:
             resolver = PositionResolver(runner, topics, target)
             check_size(runner.context, resolver.tps)
             recreated = list(resolver.recreated.values())
             if dry_run:
                 rows = preview(runner.context, resolver.positions(), resolver.recreated)
-                return Moved(rows, recreated=recreated, refused=_refused(runner.context, token, adopt, take_over))
+                return Moved(rows, recreated=recreated, refused=_refused(runner.context, terms))
             resolver.check()
             owners, parked = owners_of(_state(runner)), parked_of(_state(runner))
             plan = PositionPlan(
-                runner.context,
-                resolver.tps,
-                stay_paused=stay_paused,
-                reason=reason,
-                token=token,
-                adopt=adopt,
-                take_over=take_over,
-                recreated=resolver.recreated,
+                runner.context, resolver.tps, terms, stay_paused=stay_paused, recreated=resolver.recreated
             )
             runner.run(plan, watcher, resolver.positions)
             assert plan.moved is not None  # the runner raises an error if it was not moved
@@ -435,7 +407,7 @@ class Group:
         fits.
         """
         with self.runner() as runner:
-            plan = StepDownPlan(runner.context, session, reason)
+            plan = StepDownPlan(runner.context, session, Terms(reason))
             runner.run(plan)
             return plan.mark
 
@@ -446,7 +418,7 @@ class Group:
         the text of the advisory `stepped_down`. Raises GroupMissing if nobody is pinned.
         """
         with self.runner() as runner:
-            plan = StepDownPlan(runner.context, overview.pinned_session(_state(runner)), reason)
+            plan = StepDownPlan(runner.context, overview.pinned_session(_state(runner)), Terms(reason))
             runner.run(plan)
             return plan.session
 
@@ -458,7 +430,7 @@ class Group:
         """
         with self.runner() as runner:
             number = find_session(runner.context, session)
-            plan = EvictPlan(runner.context, {number}, reason)
+            plan = EvictPlan(runner.context, {number}, Terms(reason))
             runner.run(plan, watcher)
             return plan.ended_by.get(number, "")
 
@@ -470,10 +442,10 @@ class Group:
         """
         with self.runner() as runner:
             if force:
-                forced = DeletionPlan(runner.context, reason)
+                forced = DeletionPlan(runner.context, Terms(reason))
                 runner.run(forced, watcher)
                 return forced.changed_at != NONE
-            plan = RemovePlan(runner.context, reason)
+            plan = RemovePlan(runner.context, Terms(reason))
             runner.run(plan, watcher)
             return plan.deleted_at != NONE
 
@@ -484,9 +456,9 @@ def _state(runner: OperationRunner) -> GroupState:
     return state
 
 
-def _refused(context: GroupContext, token: int | None, adopt: bool, take_over: bool) -> str:
+def _refused(context: GroupContext, terms: Terms) -> str:
     try:
-        check_pause(context, SystemClock().now(), token, adopt, take_over)
+        check_pause(context, SystemClock().now(), terms)
     except AdminBusy as error:
         return str(error)
     return ""

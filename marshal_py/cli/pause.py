@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from marshal_py.admin.plans import impact
-from marshal_py.admin.plans.operation import Progress
+from marshal_py.admin.plans.operation import Progress, Terms
 from marshal_py.cli import changes, output
 from marshal_py.cli.options import command, number_or_none
 from marshal_py.protocol.wire.records import PAUSE_MS_MAX
@@ -54,7 +54,7 @@ def pause(
     target = options.group(group)
     if not options.confirmed(
         group,
-        lambda: target.impact(lambda context: impact.of_pause(context, changes.now(), **options.pause())),
+        lambda: target.impact(lambda context: impact.of_pause(context, changes.now(), Terms(**options.pause()))),
         f"Pause group {group!r}?",
     ):
         return
@@ -95,7 +95,10 @@ def resume(
     """
     target = options.group(group)
     if options.showed_dry_run(
-        group, lambda: target.impact(lambda context: impact.of_resume(context, changes.now(), token, take_over))
+        group,
+        lambda: target.impact(
+            lambda context: impact.of_resume(context, changes.now(), Terms(token=token, take_over=take_over))
+        ),
     ):
         return
     options.ask_about_take_over(group, take_over)

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from marshal_py.admin.plans.change import ShrinkPlan
-from marshal_py.admin.plans.operation import GroupContext, Operation
+from marshal_py.admin.plans.operation import GroupContext, Operation, Terms
 from marshal_py.admin.plans.pause import PausePlan
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.admin.plans.sessions import EvictPlan
@@ -334,7 +334,7 @@ class FaultInjector:
         """
         for group in self.cluster.scenario.groups:
             self._run_tool(
-                group, lambda context: PausePlan(context, duration_ms=duration_ms), {}, CrashPoint(NEVER, NEVER)
+                group, lambda context: PausePlan(context, Terms(duration_ms=duration_ms)), {}, CrashPoint(NEVER, NEVER)
             )
 
     def _run_tool(
@@ -365,13 +365,9 @@ class FaultInjector:
         cluster, rng, group = self.cluster, self.rng, self._group()
         places = [place for place in cluster.broker.topics if place[0] in group.topics and rng.random() < 0.7]
         moves = {TopicPartition(*place): int(rng.random() * (cluster.broker.ends[place] + 1)) for place in places}
-        duration_ms, patience_ms = self._lives.pause_ms(), PATIENCE_INTERVALS * self.interval_ms
+        terms = self._lives.terms()
         if moves:
-            self._run_tool(
-                group,
-                lambda context: PositionPlan(context, moves, duration_ms=duration_ms, patience_ms=patience_ms),
-                moves,
-            )
+            self._run_tool(group, lambda context: PositionPlan(context, moves, terms), moves)
 
     def join_all(self) -> None:
         """Starts one more client in each group. Called after the heal."""
@@ -386,10 +382,8 @@ class FaultInjector:
         places = [place for place in cluster.broker.topics if place[0] in group.topics]
         place = TopicPartition(*places[int(rng.random() * len(places))])
         moves = {place: cluster.broker.ends[place] + 50 + int(rng.random() * 50)}
-        duration_ms, patience_ms = self._lives.pause_ms(), PATIENCE_INTERVALS * self.interval_ms
-        self._run_tool(
-            group, lambda context: PositionPlan(context, moves, duration_ms=duration_ms, patience_ms=patience_ms), moves
-        )
+        terms = self._lives.terms()
+        self._run_tool(group, lambda context: PositionPlan(context, moves, terms), moves)
 
     def _two_admins(self) -> None:
         self._admin()
@@ -397,15 +391,9 @@ class FaultInjector:
 
     def _shrink(self) -> None:
         """Lets an admin say that a topic has become smaller. It has not, and consumers that see this say so."""
-        group, duration_ms, patience_ms = self._group(), self._lives.pause_ms(), PATIENCE_INTERVALS * self.interval_ms
+        group, terms = self._group(), self._lives.terms()
         count = self.cluster.broker.counts[group.topics[0]] - 1
-        self._run_tool(
-            group,
-            lambda context: ShrinkPlan(
-                context, group.topics[0], count, duration_ms=duration_ms, patience_ms=patience_ms
-            ),
-            {},
-        )
+        self._run_tool(group, lambda context: ShrinkPlan(context, group.topics[0], count, terms), {})
 
     def _recreate(self) -> None:
         if self.strikes["recreate"] == 1:  # once: nothing settles between two
@@ -416,7 +404,7 @@ class FaultInjector:
 
         def operation(context: GroupContext) -> Operation:
             sessions = set(context.group.sessions) if context.group is not None else set()
-            return EvictPlan(context, sessions, patience_ms=PATIENCE_INTERVALS * self.interval_ms)
+            return EvictPlan(context, sessions, Terms(patience_ms=PATIENCE_INTERVALS * self.interval_ms))
 
         self._run_tool(self._group(), operation, {})
 

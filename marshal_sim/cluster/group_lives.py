@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, Final, Protocol
 
 from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan
-from marshal_py.admin.plans.operation import GroupContext, Operation
+from marshal_py.admin.plans.operation import Terms
 from marshal_py.protocol.fold.policies import DEFAULT_POLICY, LIFELONG
 from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.policy import RESTRICTED
@@ -78,30 +78,27 @@ class GroupLives:
         """Draws how long an admin's pause lasts."""
         return int((1 + self._rng.random() * 3) * self._cluster.scenario.interval_ms)
 
+    def terms(self) -> Terms:
+        """Draws how long an admin's pause lasts; the admin has patience in proportion to the intervals."""
+        return Terms(duration_ms=self.pause_ms(), patience_ms=PATIENCE_INTERVALS * self._cluster.scenario.interval_ms)
+
     def change_mode(self, group: GroupPlan) -> None:
-        duration_ms, patience_ms = self.pause_ms(), PATIENCE_INTERVALS * self._cluster.scenario.interval_ms
+        terms = self.terms()
         wanted = {"delivery": MODE_NAMES[AT_LEAST_ONCE if self._rng.random() < 0.5 else AT_MOST_ONCE]}
-        self._run_tool(
-            group, lambda context: ConfigPlan(context, wanted, duration_ms=duration_ms, patience_ms=patience_ms), {}
-        )
+        self._run_tool(group, lambda context: ConfigPlan(context, wanted, terms), {})
 
     def change_members(self, change: tuple[GroupPlan, Sequence[str]]) -> None:
         """Lets an admin set a partitioned group's list of members, without those that `change` names."""
         group, dropped = change
         edit = partial(changed, dropped=dropped)
-        patience_ms = PATIENCE_INTERVALS * self._cluster.scenario.interval_ms
-        self._run_tool(group, lambda context: ConfigPlan(context, edit, patience_ms=patience_ms), {})
+        terms = Terms(patience_ms=PATIENCE_INTERVALS * self._cluster.scenario.interval_ms)
+        self._run_tool(group, lambda context: ConfigPlan(context, edit, terms), {})
 
     def delete(self, group: GroupPlan) -> None:
         """Lets an admin delete the group with its consumers, and another one revive it later."""
         interval_ms, duration_ms = self._cluster.scenario.interval_ms, self.pause_ms()
-
-        def operation(context: GroupContext) -> Operation:
-            plan = DeletionPlan(context, patience_ms=DELETION_INTERVALS * interval_ms)
-            plan.pause_lock.duration_ms = duration_ms  # short, as of every admin here: a run is
-            return plan
-
-        self._run_tool(group, operation, {})
+        terms = Terms(duration_ms=duration_ms, patience_ms=DELETION_INTERVALS * interval_ms)
+        self._run_tool(group, lambda context: DeletionPlan(context, terms), {})
         self._cluster.schedule(
             int((2 + self._rng.random() * REVIVAL_INTERVALS) * interval_ms), None, self._revive, group
         )

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from marshal_py.admin.plans.operation import Author, GroupContext, Operation
+from marshal_py.admin.plans.operation import Author, GroupContext, Operation, Terms
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
@@ -330,7 +330,7 @@ class AdminActor(Actor):
         pause = self.pause_history.running(world.groups[GROUP]) if GROUP in world.groups else None
         again = pause is not None and author.is_also(pause.by)
         self.plan: Operation = (
-            PositionPlan(context, [TopicPartition(TOPIC, 0)], take_over=again)
+            PositionPlan(context, [TopicPartition(TOPIC, 0)], Terms(take_over=again))
             if plan is PositionPlan
             else plan(context)
         )

@@ -11,7 +11,7 @@ import pytest
 
 from marshal_py.admin.plans import impact
 from marshal_py.admin.plans.change import ConfigPlan, ShrinkPlan
-from marshal_py.admin.plans.operation import BY_BYTES_MAX, Author, GroupContext
+from marshal_py.admin.plans.operation import BY_BYTES_MAX, Author, GroupContext, Terms
 from marshal_py.admin.plans.pause import PausePlan, ResumePlan
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan
@@ -49,31 +49,21 @@ def change(
     who: str = "alice@desk",
     crash_after: int = NEVER,
     create: bool = False,
-    reason: str = "",
-    adopt: bool = False,
-    take_over: bool = False,
-    duration_ms: int | None = None,
-    patience_ms: int | None = None,
-    **wanted: str,
+    **options: Any,
 ) -> Tool:
+    terms = Terms(**{name: options.pop(name) for name in Terms._fields if name in options})
+
     def make(context: GroupContext) -> ConfigPlan:
-        return ConfigPlan(
-            context,
-            wanted,
-            create=create,
-            reason=reason,
-            adopt=adopt,
-            take_over=take_over,
-            duration_ms=duration_ms,
-            patience_ms=patience_ms,
-        )
+        return ConfigPlan(context, options, terms, create=create)
 
     return start_tool(cluster, make, name, who, crash_after=crash_after)
 
 
 def shrink(cluster: VirtualCluster, partitions: int, crash_after: int = NEVER, topic: str = TOPIC) -> Tool:
     return start_tool(
-        cluster, lambda context: ShrinkPlan(context, topic, partitions, duration_ms=PAUSE_MS), crash_after=crash_after
+        cluster,
+        lambda context: ShrinkPlan(context, topic, partitions, Terms(duration_ms=PAUSE_MS)),
+        crash_after=crash_after,
     )
 
 
@@ -332,7 +322,7 @@ def test_a_foreign_pause_is_respected() -> None:
     cluster, _ = company()
     finish(
         cluster,
-        start_tool(cluster, lambda context: PausePlan(context, reason="mine", duration_ms=60_000), "bob", "bob@office"),
+        start_tool(cluster, lambda context: PausePlan(context, Terms("mine", duration_ms=60_000)), "bob", "bob@office"),
     )
     refused = finish(cluster, change(cluster, delivery="at_most_once"))
     assert isinstance(refused.operation.error, AdminBusy)
@@ -347,13 +337,13 @@ def test_a_foreign_pause_is_respected() -> None:
 def test_a_change_in_an_adopted_pause_leaves_it_in_place(kind: str) -> None:
     """M14, M2: it needs the pause's token, and ends nothing."""
     cluster, _ = company()
-    finish(cluster, start_tool(cluster, lambda context: PausePlan(context, duration_ms=600_000), "pauser"))
+    finish(cluster, start_tool(cluster, lambda context: PausePlan(context, Terms(duration_ms=600_000)), "pauser"))
     token = cluster.group.pause_change
 
     def run(name: str, **options: Any) -> Tool:
         if kind == "delivery":
             return change(cluster, name, delivery="at_most_once", **options)
-        return start_tool(cluster, lambda context: ShrinkPlan(context, TOPIC, 2, **options), name)
+        return start_tool(cluster, lambda context: ShrinkPlan(context, TOPIC, 2, Terms(**options)), name)
 
     refused = finish(cluster, run("unasked"))
     assert isinstance(refused.operation.error, AdminBusy)
@@ -367,7 +357,7 @@ def test_a_change_in_an_adopted_pause_leaves_it_in_place(kind: str) -> None:
 def test_a_change_in_an_adopted_pause_that_is_interrupted_says_what_may_come() -> None:
     """M14: nothing of it ends that pause, so a record on its way may still be accepted."""
     cluster, _ = company()
-    finish(cluster, start_tool(cluster, lambda context: PausePlan(context, duration_ms=600_000), "pauser"))
+    finish(cluster, start_tool(cluster, lambda context: PausePlan(context, Terms(duration_ms=600_000)), "pauser"))
     tool = change(cluster, delivery="at_most_once", adopt=True)
     cluster.run_until(lambda: any(isinstance(record, GroupConfig) for record in tool.records))
     tool.cut()
@@ -426,20 +416,20 @@ def test_every_record_of_a_tool_says_who_and_why() -> None:
     cluster, (a, _) = company()
     why = "disk is slow"
     plans: list[Any] = [
-        lambda context: StepDownPlan(context, a.session, why),
-        lambda context: PositionPlan(context, [tp(0)], reason=why),
-        lambda context: PausePlan(context, reason=why),
-        lambda context: ResumePlan(context, reason=why),
-        lambda context: ConfigPlan(context, {"delivery": "at_most_once"}, reason=why),
-        lambda context: ShrinkPlan(context, TOPIC, 2, reason=why),
-        lambda context: RemovePlan(context, why),
+        lambda context: StepDownPlan(context, a.session, Terms(why)),
+        lambda context: PositionPlan(context, [tp(0)], Terms(why)),
+        lambda context: PausePlan(context, Terms(why)),
+        lambda context: ResumePlan(context, Terms(why)),
+        lambda context: ConfigPlan(context, {"delivery": "at_most_once"}, Terms(why)),
+        lambda context: ShrinkPlan(context, TOPIC, 2, Terms(why)),
+        lambda context: RemovePlan(context, Terms(why)),
     ]
     kinds = set()
     deserted = VirtualCluster(partitions=1)
     (dead,) = deserted.team("dead")
     deserted.kill(dead)
     deserted.run(I)
-    tools = [finish(deserted, start_tool(deserted, lambda context: EvictPlan(context, {dead.session}, why)))]
+    tools = [finish(deserted, start_tool(deserted, lambda context: EvictPlan(context, {dead.session}, Terms(why))))]
     for number, make in enumerate(plans):
         tools.append(finish(cluster, start_tool(cluster, make, f"run {number}", positions={tp(0): 5})))
     for tool in tools:
@@ -457,7 +447,7 @@ def test_every_record_of_a_tool_says_who_and_why() -> None:
     assert author.wrote(author.signed("ü" * BY_BYTES_MAX))
     assert not author.wrote(Author.of("u", "h", "t", b"1235").signed("x"))
     with pytest.raises(InvalidOption, match="255 bytes"):
-        start_tool(cluster, lambda context: PausePlan(context, reason="x" * 256))
+        start_tool(cluster, lambda context: PausePlan(context, Terms("x" * 256)))
 
 
 # --- what would be
@@ -503,11 +493,11 @@ def test_an_outlook_is_what_then_happens_and_writes_nothing() -> None:
     assert "has these settings already" in impact.of_settings(scene_of(a), {"policy": "greedy"}, True).does[0]
     finish(
         cluster,
-        start_tool(cluster, lambda context: PausePlan(context, reason="mine", duration_ms=60_000), "bob", "bob@office"),
+        start_tool(cluster, lambda context: PausePlan(context, Terms("mine", duration_ms=60_000)), "bob", "bob@office"),
     )
     cluster.run(10)
     for refused in (impact.of_pause, impact.of_resume):
         with pytest.raises(AdminBusy):
             refused(scene_of(a), a.now)
-        assert refused(scene_of(a), a.now, take_over=True).does
+        assert refused(scene_of(a), a.now, Terms(take_over=True)).does
     assert not list(cluster.records(SetPosition))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.admin.plans.operation import GroupContext
+from marshal_py.admin.plans.operation import GroupContext, Terms
 from marshal_py.admin.plans.pause import PausePlan, ResumePlan
 from marshal_py.errors import AdminBusy, AdminFailed, AdminGaveUp, GroupDeleted, InvalidOption
 from marshal_py.protocol.claims.delivery import AtLeastOnce
@@ -16,17 +16,22 @@ I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 
 
 def start(
-    cluster: VirtualCluster, name: str = "tool", who: str = "alice@desk", crash_after: int = 10**9, **options: object
+    cluster: VirtualCluster,
+    name: str = "tool",
+    who: str = "alice@desk",
+    crash_after: int = 10**9,
+    keep: bool = False,
+    **options: object,
 ) -> Tool:
     def make(context: GroupContext) -> PausePlan:
-        return PausePlan(context, **options)  # type: ignore[arg-type]
+        return PausePlan(context, Terms(**options), keep=keep)  # type: ignore[arg-type]
 
     return start_tool(cluster, make, name, who, crash_after=crash_after)
 
 
 def resume(cluster: VirtualCluster, name: str = "resumer", who: str = "alice@desk", **options: object) -> Tool:
     def make(context: GroupContext) -> ResumePlan:
-        return ResumePlan(context, **options)  # type: ignore[arg-type]
+        return ResumePlan(context, Terms(**options))  # type: ignore[arg-type]
 
     return finish(cluster, start_tool(cluster, make, name, who))
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from marshal_py.admin.plans.impact import Row, preview, rows_of
-from marshal_py.admin.plans.operation import Author, GroupContext
+from marshal_py.admin.plans.operation import Author, GroupContext, Terms
 from marshal_py.admin.plans.pause import PausePlan
 from marshal_py.admin.plans.position import MOVED, NOT_MOVED, UNKNOWN, PositionPlan
 from marshal_py.admin.views.pause_history import PauseHistory
@@ -32,10 +32,11 @@ def move(
     who: str = "alice@desk",
     positions: Any = WANTED,
     crash_after: int = NEVER,
+    stay_paused: bool = False,
     **options: Any,
 ) -> Tool:
     def make(context: GroupContext) -> PositionPlan:
-        return PositionPlan(context, list(WANTED), **options)
+        return PositionPlan(context, list(WANTED), Terms(**options), stay_paused=stay_paused)
 
     return start_tool(cluster, make, name, who, positions, crash_after)
 
@@ -298,9 +299,10 @@ def test_two_admins_move_one_after_the_other() -> None:
     assert positions(cluster) == {tp(0): 1, tp(1): 2}
 
 
-def paused(cluster: VirtualCluster, who: str = "alice@desk", **options: Any) -> Tool:
+def paused(cluster: VirtualCluster, who: str = "alice@desk", keep: bool = False, **options: Any) -> Tool:
     """Somebody has paused the group."""
-    tool = start_tool(cluster, lambda context: PausePlan(context, reason="look", **options), "pauser", who)
+    terms = Terms("look", **options)
+    tool = start_tool(cluster, lambda context: PausePlan(context, terms, keep=keep), "pauser", who)
     cluster.run_until(lambda: cluster.group.paused)
     return tool
 

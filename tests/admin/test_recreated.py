@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from marshal_py.admin.plans.impact import preview
-from marshal_py.admin.plans.operation import Author, GroupContext
+from marshal_py.admin.plans.operation import Author, GroupContext, Terms
 from marshal_py.admin.plans.position import MOVED, NOT_MOVED, PositionPlan
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, find_recreated
@@ -52,6 +52,7 @@ def move(
     partitions: int = 2,
     crash_after: int = NEVER,
     topic_id: str = NEW,
+    stay_paused: bool = False,
     **options: Any,
 ) -> Tool:
     wanted = {tp(number): position for number, position in (positions or {0: 5, 1: 7}).items()}
@@ -59,7 +60,7 @@ def move(
     def make(context: GroupContext) -> PositionPlan:
         assert context.group is not None
         recreated = find_recreated(context.group, {TOPIC: TopicInfo(partitions, topic_id)})
-        return PositionPlan(context, list(wanted), recreated=recreated, **options)
+        return PositionPlan(context, list(wanted), Terms(**options), recreated=recreated, stay_paused=stay_paused)
 
     return start_tool(cluster, make, name, "alice@desk", wanted, crash_after)
 

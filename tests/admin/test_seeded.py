@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from marshal_py.admin.plans.operation import GroupContext
+from marshal_py.admin.plans.operation import GroupContext, Terms
 from marshal_py.admin.plans.position import MOVED, NOT_MOVED, UNKNOWN, PositionPlan
 from marshal_py.errors import AdminFailed
 from marshal_py.protocol.wire.records import SetPosition
@@ -28,11 +28,13 @@ def start(cluster: VirtualCluster, number: int, chance: random.Random) -> Tool:
         return PositionPlan(
             context,
             [tp(0), tp(1)],
-            duration_ms=PAUSE_MS,
-            take_over=chance.random() < 0.4,
-            adopt=chance.random() < 0.3,
+            Terms(
+                duration_ms=PAUSE_MS,
+                take_over=chance.random() < 0.4,
+                adopt=chance.random() < 0.3,
+                patience_ms=chance.choice([3_000, 20_000]),
+            ),
             stay_paused=chance.random() < 0.2,
-            patience_ms=chance.choice([3_000, 20_000]),
         )
 
     positions = {tp(0): 1_000 + number, tp(1): 2_000 + number}

@@ -6,6 +6,7 @@ import pytest
 
 from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan
 from marshal_py.admin.plans.membership import with_members, without_members
+from marshal_py.admin.plans.operation import Terms
 from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.errors import AdminGaveUp, GroupDeleted, GroupMissing, MembersAlive
 from marshal_py.protocol.fold.policies import PRIORITY
@@ -19,7 +20,7 @@ I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 def test_a_session_steps_down_and_stays() -> None:
     cluster = VirtualCluster(partitions=4)
     a, b = cluster.team("a", "b")
-    tool = finish(cluster, start_tool(cluster, lambda context: StepDownPlan(context, a.session, "slow disk")))
+    tool = finish(cluster, start_tool(cluster, lambda context: StepDownPlan(context, a.session, Terms("slow disk"))))
     assert tool.operation.error is None
     assert cluster.group.sessions[a.session].mark == tool.operation.mark  # type: ignore[attr-defined]
     again = finish(cluster, start_tool(cluster, lambda context: StepDownPlan(context, a.session), "again"))
@@ -60,7 +61,7 @@ def test_an_empty_name_is_nobody() -> None:
 def test_a_step_down_whose_record_is_lost_is_sent_again_and_ends_in_bounded_time() -> None:
     cluster = VirtualCluster(partitions=1)
     (a,) = cluster.team("a")
-    tool = start_tool(cluster, lambda context: StepDownPlan(context, a.session, patience_ms=5_000))
+    tool = start_tool(cluster, lambda context: StepDownPlan(context, a.session, Terms(patience_ms=5_000)))
     tool.cut()
     finish(cluster, tool)
     assert isinstance(tool.operation.error, AdminGaveUp)

@@ -7,12 +7,20 @@ the group, and ends the pause after the change. Settings that are not named stay
 
 from __future__ import annotations
 
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from msgspec.structs import replace
 
 from marshal_py.admin.plans.membership import Edit
-from marshal_py.admin.plans.operation import GRACE_INTERVALS, INTERVAL_MS, GroupContext, Operation, holders
+from marshal_py.admin.plans.operation import (
+    GRACE_INTERVALS,
+    INTERVAL_MS,
+    USUAL,
+    GroupContext,
+    Operation,
+    Terms,
+    holders,
+)
 from marshal_py.admin.plans.pause import Drain
 from marshal_py.admin.plans.pause_lock import PauseLock
 from marshal_py.admin.views.suggestions import suggestion
@@ -40,41 +48,17 @@ from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import PARTITION_MAX, GroupConfig, Topology
 
 
-class ChangeKeywords(TypedDict, total=False):
-    """The keywords of each ChangePlan, which says what they mean."""
-
-    reason: str
-    token: int | None
-    adopt: bool
-    take_over: bool
-    duration_ms: int | None
-    patience_ms: int | None
-
-
 class ChangePlan(Operation):
     """Changes the group by one record. Subclasses build the record and say why it may no longer be sent."""
 
     what = "the settings"
 
-    def __init__(
-        self,
-        context: GroupContext,
-        in_pause: bool,
-        tps: set[TopicPartition] | None,
-        *,
-        reason: str = "",
-        token: int | None = None,
-        adopt: bool = False,
-        take_over: bool = False,
-        duration_ms: int | None = None,
-        patience_ms: int | None = None,
-    ) -> None:
-        """`in_pause`: the record is accepted only in a pause, in which nobody may own `tps` (None: any partition). The
-        rest is as in pause_lock.PauseLock."""
-        super().__init__(context, patience_ms, reason)
-        self.by: str = context.author.signed(reason)
+    def __init__(self, context: GroupContext, terms: Terms, in_pause: bool, tps: set[TopicPartition] | None) -> None:
+        """`in_pause`: the record is accepted only in a pause, in which nobody may own `tps` (None: any partition)."""
+        super().__init__(context, terms)
+        self.by: str = context.author.signed(self.reason)
         self.in_pause = in_pause
-        self.pause_lock: PauseLock = PauseLock(self, reason or self.what, duration_ms, token, adopt, take_over)
+        self.pause_lock: PauseLock = PauseLock(self, self.reason or self.what)
         self.drain: Drain = Drain(self, tps)
         self.changed_at: int = NONE
 
@@ -150,7 +134,7 @@ class ConfigPlan(ChangePlan):
     what = "the settings"
 
     def __init__(
-        self, context: GroupContext, wanted: Wanted | Edit, *, create: bool = False, **keywords: Unpack[ChangeKeywords]
+        self, context: GroupContext, wanted: Wanted | Edit, terms: Terms = USUAL, *, create: bool = False
     ) -> None:
         """`wanted`: the new settings, as `check_settings` takes them, or a function of those that there are. `create`:
         create or revive the group; one with these settings is left as it is."""
@@ -166,7 +150,7 @@ class ConfigPlan(ChangePlan):
         check_wanted(group, self.wanted)
         self.looked_at: int = NONE if group is None else group.config_offset
         self.changes_mode: bool = changes_mode(group, self.wanted)
-        super().__init__(context, self.changes_mode, None, **keywords)
+        super().__init__(context, terms, self.changes_mode, None)
 
     def record(self, group: Group, token: int) -> GroupConfig:
         return settle(self.base, self.wanted, self.looked_at, token, self.by)
@@ -208,10 +192,10 @@ class DeletionPlan(ChangePlan):
 
     what = "the deletion"
 
-    def __init__(self, context: GroupContext, reason: str = "", patience_ms: int | None = None) -> None:
+    def __init__(self, context: GroupContext, terms: Terms = USUAL) -> None:
         if context.group is None:
             raise GroupMissing(context.name, "has never been used")
-        super().__init__(context, True, None, reason=reason, patience_ms=patience_ms)
+        super().__init__(context, terms, True, None)
 
     def record(self, group: Group, token: int) -> GroupConfig:
         return GroupConfig(group.config_offset, token, deleted=True, by=self.by)
@@ -234,7 +218,7 @@ class ShrinkPlan(ChangePlan):
     topic: str
     partitions: int
 
-    def __init__(self, context: GroupContext, topic: str, partitions: int, **keywords: Unpack[ChangeKeywords]) -> None:
+    def __init__(self, context: GroupContext, topic: str, partitions: int, terms: Terms = USUAL) -> None:
         """Plans to shrink `topic` to Kafka's number of `partitions`. Raises GroupMissing, or InvalidOption unless it is
         smaller than the log's."""
         known = check_shrink(context, topic, partitions)
@@ -242,7 +226,7 @@ class ShrinkPlan(ChangePlan):
         self.what: str = f"the partitions of {topic}"
         self.looked_at: int = known[1]
         cut = {TopicPartition(topic, number) for number in range(partitions, known[0])}
-        super().__init__(context, True, cut, **keywords)
+        super().__init__(context, terms, True, cut)
 
     def record(self, group: Group, token: int) -> Topology:
         return Topology(self.topic, self.partitions, self.looked_at, token, self.by)

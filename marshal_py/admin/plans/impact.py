@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from marshal_py.admin.plans.change import check_changeable, check_shrink, exists, held_beyond, other_settings
 from marshal_py.admin.plans.membership import Edit
-from marshal_py.admin.plans.operation import GroupContext
+from marshal_py.admin.plans.operation import USUAL, GroupContext, Terms
 from marshal_py.admin.plans.pause import name_of
 from marshal_py.admin.plans.pause_lock import busy, is_named
 from marshal_py.admin.plans.sessions import find_session
@@ -59,12 +59,10 @@ class Impact(NamedTuple):
     settings: dict[str, dict[str, Any]]
 
 
-def of_pause(
-    context: GroupContext, now: Instant, token: int | None = None, adopt: bool = False, take_over: bool = False
-) -> Impact:
+def of_pause(context: GroupContext, now: Instant, terms: Terms = USUAL) -> Impact:
     """Returns what a pause of the group would do. Raises AdminBusy if it may not replace a pause that is running."""
     group = _there(context)
-    check_pause(context, now, token, adopt, take_over)
+    check_pause(context, now, terms)
     again = " It is paused already: this pause would replace that one." if group.paused else ""
     does = (
         f"group {group.name!r} would be paused; {len(group.sessions)} consumers would release {_owned(group)} "
@@ -73,12 +71,12 @@ def of_pause(
     return Impact([does + again], _releases(group), {})
 
 
-def of_resume(context: GroupContext, now: Instant, token: int | None = None, take_over: bool = False) -> Impact:
+def of_resume(context: GroupContext, now: Instant, terms: Terms = USUAL) -> Impact:
     """Returns what the end of the running pause would do. Raises AdminBusy if the pause may not be ended."""
     group = _there(context)
     if not group.paused:
         return Impact([f"group {group.name!r} is not paused: nothing would be done."], {}, {})
-    check_pause(context, now, token, True, take_over)
+    check_pause(context, now, terms._replace(adopt=True))
     pause = context.pause_history.running(group)
     by = f" of {pause.by}" if pause is not None and pause.by else ""
     return Impact([f"the pause{by} would end; {len(group.sessions)} consumers would take partitions again."], {}, {})
@@ -218,10 +216,10 @@ def _there(context: GroupContext) -> Group:
     return context.group
 
 
-def check_pause(context: GroupContext, now: Instant, token: int | None, adopt: bool, take_over: bool) -> None:
+def check_pause(context: GroupContext, now: Instant, terms: Terms) -> None:
     """Checks that no pause is running, or only one that the operation may work in, take over or end (M2)."""
     group = context.group
-    if group is not None and group.paused and not take_over and not is_named(context, group, token, adopt):
+    if group is not None and group.paused and not terms.take_over and not is_named(context, group, terms):
         raise busy(context, group, now)
 
 

@@ -101,25 +101,40 @@ class GroupContext(NamedTuple):
         return self.world.groups.get(self.name)
 
 
+class Terms(NamedTuple):
+    """The terms on which an operation runs. `reason`: in the user's words, in its records (M1). `token`: of a running
+    pause to work in. `adopt`: one of the same person on the same machine (M2). `take_over`: it takes anybody's.
+    `duration_ms`: of a pause of its own unless renewed; None: pause_lock.default_ms. `patience_ms`: how long the
+    operation may take; None: `patience_of` the group."""
+
+    reason: str = ""
+    token: int | None = None
+    adopt: bool = False
+    take_over: bool = False
+    duration_ms: int | None = None
+    patience_ms: int | None = None
+
+
+USUAL: Final = Terms()
+
+
 class Operation:
     """Runs one operation on a group. Subclasses do the work in `act`. When it gives up, `close` undoes it."""
 
     creates = False  # whether it creates or revives a group; `act` then gets an empty group if there is none (F10.3)
 
-    def __init__(self, context: GroupContext, patience_ms: int | None = None, reason: str = "") -> None:
-        """`patience_ms`: how long it may take, by default `patience_of` the group. `reason`: in the user's words, in
-        its records (M1); InvalidOption if too long."""
-        if len(reason.encode()) > BY_BYTES_MAX:
-            raise InvalidOption("reason", reason, f"at most {BY_BYTES_MAX} bytes: the records contain it")
-        self.context = context
-        self.reason = reason
+    def __init__(self, context: GroupContext, terms: Terms = USUAL) -> None:
+        """Raises InvalidOption if the reason is too long."""
+        if len(terms.reason.encode()) > BY_BYTES_MAX:
+            raise InvalidOption("reason", terms.reason, f"at most {BY_BYTES_MAX} bytes: the records contain it")
+        self.context, self.terms, self.reason = context, terms, terms.reason
         self.liveness: Liveness = Liveness(INTERVAL_MS, context.draw)
         self.detector: FailureDetector = FailureDetector(INTERVAL_MS)
         self.step: Step = Step()
         self.ended: bool = False
         self.error: MarshalError | None = None
         self.deadline_ms: int = 0
-        self.patience_ms: int = patience_ms if patience_ms is not None else patience_of(context.group)
+        self.patience_ms: int = patience_of(context.group) if terms.patience_ms is None else terms.patience_ms
         self.giving_up: MarshalError | None = None
         self.began: Instant | None = None
         self._given_up_ms: int | None = None

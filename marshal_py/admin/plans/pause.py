@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from marshal_py.admin.plans.operation import GRACE_INTERVALS, INTERVAL_MS, GroupContext, Operation, holders
+from marshal_py.admin.plans.operation import (
+    GRACE_INTERVALS,
+    INTERVAL_MS,
+    USUAL,
+    GroupContext,
+    Operation,
+    Terms,
+    holders,
+)
 from marshal_py.admin.plans.pause_lock import PauseLock, busy, end_of, is_named
 from marshal_py.errors import AdminGaveUp, MarshalError
 from marshal_py.protocol.fold.rationalizer import Verdict
@@ -71,20 +79,9 @@ class PausePlan(Operation):
 
     began: Instant | None
 
-    def __init__(
-        self,
-        context: GroupContext,
-        *,
-        reason: str = "",
-        duration_ms: int | None = None,
-        token: int | None = None,
-        adopt: bool = False,
-        take_over: bool = False,
-        keep: bool = False,
-        patience_ms: int | None = None,
-    ) -> None:
-        super().__init__(context, patience_ms, reason)
-        self.pause_lock: PauseLock = PauseLock(self, reason, duration_ms, token, adopt, take_over, renews=True)
+    def __init__(self, context: GroupContext, terms: Terms = USUAL, *, keep: bool = False) -> None:
+        super().__init__(context, terms)
+        self.pause_lock: PauseLock = PauseLock(self, self.reason, renews=True)
         self.drain: Drain = Drain(self)
         self.keep = keep
         self.drained: bool = False
@@ -121,23 +118,11 @@ class PausePlan(Operation):
 
 
 class ResumePlan(Operation):
-    """Ends the running pause that `token` names, or that the same person made on the same machine; with `take_over`
-    anybody's."""
+    """Ends the running pause that its terms' token names, or that the same person made on the same machine; with
+    `take_over` anybody's."""
 
-    token: int | None
-    take_over: bool
-
-    def __init__(
-        self,
-        context: GroupContext,
-        *,
-        token: int | None = None,
-        take_over: bool = False,
-        reason: str = "",
-        patience_ms: int | None = None,
-    ) -> None:
-        super().__init__(context, patience_ms, reason)
-        self.token, self.take_over = token, take_over
+    def __init__(self, context: GroupContext, terms: Terms = USUAL) -> None:
+        super().__init__(context, terms._replace(adopt=True))
         self.was_paused: bool = False
 
     def read(self, verdict: Verdict, now: Instant) -> None:
@@ -149,7 +134,7 @@ class ResumePlan(Operation):
         if not group.paused:
             self.report("resumed" if self.was_paused else "running", offset=group.pause_change)
             self.end()
-        elif self.take_over or is_named(self.context, group, self.token, True):
+        elif self.terms.take_over or is_named(self.context, group, self.terms):
             self.send(end_of(group, group.pause_change, self.context.author.by, self.reason), now)
         else:
             self.give_up(busy(self.context, group, now))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from marshal_py.admin.plans.operation import GroupContext, Operation
+from marshal_py.admin.plans.operation import GroupContext, Operation, Terms
 from marshal_py.errors import AdminBusy, AdminFailed, InvalidOption, MarshalError
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import EVICT_INTERVALS, NONE, Instant
@@ -22,31 +22,15 @@ RENEWALS_PER_DURATION: Final = 3  # two may be lost before members end the pause
 class PauseLock:
     """Makes the pause in which one operation works, or adopts a pause that is running."""
 
-    adopt: bool
-    take_over: bool
-    renews: bool
-
-    def __init__(
-        self,
-        operation: Operation,
-        reason: str,
-        duration_ms: int | None,
-        token: int | None,
-        adopt: bool,
-        take_over: bool,
-        *,
-        renews: bool = False,
-    ) -> None:
-        """`duration_ms`: of a pause unless renewed; None: `default_ms`. `token`: a running pause to work in. `adopt`:
-        one of the same person on the same machine (M2). `renews`: such a pause is replaced by this run's own.
-        `take_over`: anybody's is. Nothing is sent before `acquire`."""
+    def __init__(self, operation: Operation, reason: str, *, renews: bool = False) -> None:
+        """`reason`: of the pause. `renews`: a running pause that the operation's terms name is replaced by this run's
+        own. Nothing is sent before `acquire`."""
+        duration_ms = operation.terms.duration_ms
         if duration_ms is not None and not 0 < duration_ms <= PAUSE_MS_MAX:
             raise InvalidOption("duration", f"{duration_ms / 1000:g} s", "more than 0, at most 24 h")
         self.operation = operation
-        self.reason = reason
+        self.reason, self.renews = reason, renews
         self.duration_ms: int = duration_ms if duration_ms is not None else default_ms(operation.context.group)
-        self.given_token = token
-        self.adopt, self.take_over, self.renews = adopt, take_over, renews
         self.adopted: str | None = None  # `by` of the pause that it works in, if that is not its own
         self.asked: set[int] = (
             set()
@@ -86,7 +70,7 @@ class PauseLock:
         pause = context.pause_history.running(group)
         by = pause.by if pause is not None else ""
         if self.adopted is None:
-            if self.token != NONE or not is_named(context, group, self.given_token, self.adopt):
+            if self.token != NONE or not is_named(context, group, self.operation.terms):
                 return False
             self.operation.report("adopted", by, offset=group.pause_change)
         elif by != self.adopted or (not by and self.token != group.pause_change):
@@ -97,7 +81,7 @@ class PauseLock:
     def _refusal(self, group: Group, now: Instant) -> MarshalError | None:
         held_before = self.token != NONE
         pause_history = self.operation.context.pause_history
-        named = self.adopt or self.given_token is not None
+        named = self.operation.terms.adopt or self.operation.terms.token is not None
         if not group.paused and not self.renews and (self.adopted is not None or (named and not held_before)):
             by = pause_history.ended_by
             how = f"the last pause was ended by {by}" if by else "nobody has paused it"
@@ -110,7 +94,8 @@ class PauseLock:
         return busy(self.operation.context, group, now)
 
     def _may_take(self, group: Group) -> bool:
-        return self.take_over or (self.renews and is_named(self.operation.context, group, self.given_token, self.adopt))
+        terms = self.operation.terms
+        return terms.take_over or (self.renews and is_named(self.operation.context, group, terms))
 
     def _ask(self, group: Group, now: Instant) -> None:
         token = group.pause_change if group.paused else NONE
@@ -173,11 +158,11 @@ def end_of(group: Group, token: int, by: str, reason: str = "") -> ReleaseGroup:
     return ReleaseGroup(group.pause_change, token, 0, reason=reason, by=by)
 
 
-def is_named(context: GroupContext, group: Group, token: int | None, own: bool) -> bool:
-    """Returns whether the running pause is the one of `token` (M2); without a token and with `own`, of the same person
-    and machine."""
-    if token is not None or not own:
-        return token == group.pause_change
+def is_named(context: GroupContext, group: Group, terms: Terms) -> bool:
+    """Returns whether the running pause is the one of the terms' token (M2); without a token and with `adopt`, of the
+    same person and machine."""
+    if terms.token is not None or not terms.adopt:
+        return terms.token == group.pause_change
     pause = context.pause_history.running(group)
     return pause is not None and context.author.is_also(pause.by)
 

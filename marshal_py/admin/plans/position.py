@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from marshal_py.admin.plans.operation import BY_BYTES_MAX, GroupContext, Operation
+from marshal_py.admin.plans.operation import BY_BYTES_MAX, USUAL, GroupContext, Operation, Terms
 from marshal_py.admin.plans.pause import Drain
 from marshal_py.admin.plans.pause_lock import PauseLock
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_topology, partitions_of
@@ -34,28 +34,22 @@ class PositionPlan(Operation):
         self,
         context: GroupContext,
         tps: Iterable[TopicPartition],
+        terms: Terms = USUAL,
         *,
         stay_paused: bool = False,
-        reason: str = "",
-        duration_ms: int | None = None,
-        token: int | None = None,
-        adopt: bool = False,
-        take_over: bool = False,
-        patience_ms: int | None = None,
         recreated: Mapping[str, RecreatedTopic] = NO_TOPICS,
     ) -> None:
         """Plans to move the positions of `tps`. `recreated`: topics, by name, that the group accepts as they are now
-        before. `stay_paused` after the move. The rest is as in pause_lock.PauseLock. Raises InvalidRecord if too large,
-        GroupMissing."""
-        super().__init__(context, patience_ms, reason)
+        before. `stay_paused` after the move. Raises InvalidRecord if too large, GroupMissing."""
+        super().__init__(context, terms)
         self.tps: list[TopicPartition] = sorted(set(tps))
         self.recreated = recreated
         self.accepted: set[str] = set()  # new topics that a record of this run made the group's
         self._stay_paused = stay_paused
         check_topology(context.group, context.name, self.tps, recreated)
         check_size(context, self.tps)
-        self.pause_lock: PauseLock = PauseLock(self, reason or "set-position", duration_ms, token, adopt, take_over)
-        self.by: str = context.author.signed(reason)
+        self.pause_lock: PauseLock = PauseLock(self, self.reason or "set-position")
+        self.by: str = context.author.signed(self.reason)
         group = context.group
         assert group is not None  # check_topology raises an error if it is
         self.drain: Drain = Drain(self, set(self.tps) | partitions_of(group, recreated.values()))

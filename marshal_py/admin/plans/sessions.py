@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marshal_py.admin.plans.operation import GroupContext, Operation
+from marshal_py.admin.plans.operation import USUAL, GroupContext, Operation, Terms
 from marshal_py.admin.plans.pause import name_of
 from marshal_py.errors import AdminGaveUp, GroupMissing, MarshalError, MembersAlive
 from marshal_py.protocol.fold.rationalizer import Verdict
@@ -29,10 +29,8 @@ def find_session(context: GroupContext, given: int | str) -> int:
 class StepDownPlan(Operation):
     """Makes a session the last candidate for every partition (F9.8). The session stays in the group."""
 
-    def __init__(
-        self, context: GroupContext, session: int | str, reason: str = "", patience_ms: int | None = None
-    ) -> None:
-        super().__init__(context, patience_ms, reason)
+    def __init__(self, context: GroupContext, session: int | str, terms: Terms = USUAL) -> None:
+        super().__init__(context, terms)
         self.session: int = find_session(context, session)
         self.mark: int = NONE
 
@@ -64,10 +62,8 @@ class EvictPlan(Operation):
 
     what = "nobody is evicted"
 
-    def __init__(
-        self, context: GroupContext, sessions: set[int], reason: str = "", patience_ms: int | None = None
-    ) -> None:
-        super().__init__(context, patience_ms, reason)
+    def __init__(self, context: GroupContext, sessions: set[int], terms: Terms = USUAL) -> None:
+        super().__init__(context, terms)
         for session in sessions:
             find_session(context, session)
         self.left: set[int] = set(sessions)
@@ -121,10 +117,10 @@ class RemovePlan(EvictPlan):
 
     what = "a group with live members is not deleted"
 
-    def __init__(self, context: GroupContext, reason: str = "", patience_ms: int | None = None) -> None:
+    def __init__(self, context: GroupContext, terms: Terms = USUAL) -> None:
         if context.group is None:
             raise GroupMissing(context.name, "has never been used")
-        super().__init__(context, set(context.group.sessions), reason, patience_ms)
+        super().__init__(context, set(context.group.sessions), terms)
         self.deleted_at: int = NONE
 
     def read(self, verdict: Verdict, now: Instant) -> None:
