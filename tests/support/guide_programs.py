@@ -129,9 +129,9 @@ def consume_with_a_handler(at: Place) -> None:
     handled.check()
 
 
-def coming_from(at: Place, name: str, *numbers: int) -> None:
+def coming_from(at: Place, name: str, number: int) -> None:
     handled = Handled(at)
-    program = at.run("docs/coming-from.md", *numbers)[name]
+    program = at.run("docs/coming-from.md", number)[name]
     with pytest.raises(Enough):
         call(program, at.servers, handled.add)
     handled.check()
@@ -145,12 +145,6 @@ def like_confluent_kafka(at: Place) -> None:
 @guide("docs/coming-from.md", 1)
 def like_aiokafka(at: Place) -> None:
     coming_from(at, "like_aiokafka", 1)
-
-
-@guide("docs/coming-from.md", 0, 2)
-def like_a_subscriber(at: Place) -> None:
-    """It has the import of the first program."""
-    coming_from(at, "like_a_subscriber", 0, 2)
 
 
 @guide("docs/asyncio.md", 0)
