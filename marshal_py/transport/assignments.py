@@ -143,6 +143,8 @@ class Assignments:
 
     def pending(self, now_ms: int) -> bool:
         """Returns whether `take` would return a change."""
+        if not self._failed:
+            return bool(self._changed)
         return bool(self._changed) or any(self._due(one, now_ms) for one in list(self._failed.values()))
 
     def due_ms(self, tp: TopicPartition) -> int | None:

@@ -16,7 +16,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from itertools import groupby, islice
 from typing import Any, Final, TypeVar
 
@@ -135,13 +134,14 @@ class KafkaSource:
 
     # --- with the client
 
-    def _run(self, work: Callable[[], T]) -> T | None:
-        """Returns `work()`, under `_client_lock`; None if the client is closed or this thread is inside it already."""
+    def _run(self, work: Callable[..., T], *arguments: Any) -> T | None:
+        """Returns what `work` returns, called under `_client_lock`; None if the client is closed or this thread is
+        inside it already."""
         if self._inside:
             return None
         try:
             self._inside = True
-            return None if self._closed else work()
+            return None if self._closed else work(*arguments)
         finally:
             self._inside = False
             if self._closed:  # by a callback or signal handler, which cannot wait for its own thread
@@ -152,7 +152,7 @@ class KafkaSource:
         # is a third of what a take-over may take.
         for topic in topics:
             with self._next_caller, self._client_lock:
-                self._run(partial(self._learn_topic, topic))
+                self._run(self._learn_topic, topic)
 
     def _learn_topic(self, topic: str) -> None:
         if self._assignments.fetched:
@@ -173,8 +173,9 @@ class KafkaSource:
             finally:
                 self._client_lock.release()
 
-    def _synchronize(self) -> None:
-        """Makes the client fetch what is wanted, and notes the end offsets that the client knows."""
+    def _synchronize(self) -> float:
+        """Makes the client fetch what is wanted, and notes the end offsets that the client knows. Returns when, in
+        seconds of the monotonic clock."""
         now = time.monotonic()
         if self._unconfirmed:
             self._forget_unconfirmed()
@@ -182,6 +183,7 @@ class KafkaSource:
             self._apply(self._assignments.take(int(now * 1000)))
         if self._ends_unknown or now >= self._ends_due:
             self._note_ends(now)
+        return now
 
     def _apply(self, changes: Changes) -> None:
         self._unconfirmed = {*changes.unassign, *changes.assign, *changes.pause}
@@ -261,7 +263,7 @@ class KafkaSource:
             with self._next_caller:
                 pass  # a thread that waits for the client goes first
             with self._client_lock:
-                chunks = self._run(partial(self._poll_once, min(left_s, self._slice_s()), max_messages))
+                chunks = self._run(self._poll_once, left_s, max_messages)
             left_s = deadline - time.monotonic()
             if chunks or left_s <= 0 or self._closed:
                 return chunks or []
@@ -273,7 +275,7 @@ class KafkaSource:
         if self._runs_user_code or self._next_caller.locked() or not self._client_lock.acquire(blocking=False):
             return None
         try:
-            return self._run(partial(self._fetch_now, max_messages))
+            return self._run(self._fetch_now, max_messages)
         finally:
             self._client_lock.release()
 
@@ -283,18 +285,16 @@ class KafkaSource:
             return None  # to pass on an assignment may wait for librdkafka's own thread
         if self._ends_unknown or now >= self._ends_due:
             self._note_ends(now)
-        return self._fetch(0.0, max_messages)
-
-    def _slice_s(self) -> float:
-        return POLL_SLICE_S if time.monotonic() - self._busy_at < QUIET_S else POLL_SLICE_QUIET_S
+        return self._fetch(0.0, max_messages, now)
 
     def _poll_once(self, timeout_s: float, max_messages: int) -> list[Chunk]:
-        self._synchronize()
-        return self._fetch(timeout_s if self._assignments.fetched else 0.0, max_messages)
+        now_s = self._synchronize()
+        slice_s = POLL_SLICE_S if now_s - self._busy_at < QUIET_S else POLL_SLICE_QUIET_S
+        return self._fetch(min(timeout_s, slice_s) if self._assignments.fetched else 0.0, max_messages, now_s)
 
-    def _fetch(self, timeout_s: float, max_messages: int) -> list[Chunk]:
+    def _fetch(self, timeout_s: float, max_messages: int, began_s: float) -> list[Chunk]:
         messages = self._consume(timeout_s, max_messages)
-        now_s = time.monotonic()
+        now_s = time.monotonic() if timeout_s > 0 else began_s
         now_ms = int(now_s * 1000)
         if messages:
             self._busy_at = now_s
@@ -308,10 +308,11 @@ class KafkaSource:
         return chunks
 
     def _consume(self, timeout_s: float, max_messages: int) -> list[Message]:
-        messages: list[Message] = self._consumer.consume(max_messages, 0)
-        if messages or timeout_s <= 0:
+        if timeout_s <= 0:
+            messages: list[Message] = self._consumer.consume(max_messages, 0)
             return messages
-        # In whole ms, rounded up: what is left of one would be polled in a busy loop, because librdkafka cuts it off.
+        # At first the call that waits: one that finds nothing takes as long as to receive a message. In whole ms,
+        # rounded up: what is left of one would be polled in a busy loop, because librdkafka cuts it off.
         first = self._consumer.poll((math.ceil(timeout_s * 1000) + 0.5) / 1000)
         if first is None:
             return []
@@ -320,8 +321,8 @@ class KafkaSource:
     def _chunks(self, messages: list[Message]) -> list[Chunk]:
         """Returns the messages as chunks: a new one begins at every change of partition. Its loops run in C."""
         count = len(messages)
-        if not count:
-            return []
+        if count <= 1:
+            return [self._chunk(one.topic(), one.partition(), messages) for one in messages]
         partitions = list(map(Message.partition, messages))
         many_topics = len(self._topics) != 1
         topics = list(map(Message.topic, messages)) if many_topics else [messages[0].topic()]

@@ -358,7 +358,7 @@ def c24() -> list[Patch]:
     def stays_shut(self: DeliveryQueue) -> None:
         """Takes a gate that was shut once for shut."""
         shut, deliverable = self._gate_shut, self.deliverable
-        self.deliverable = lambda: 1 if shut else deliverable()  # type: ignore[method-assign]
+        self.deliverable = lambda now: 1 if shut else deliverable(now)  # type: ignore[method-assign]
         returned(self)
         del self.deliverable
 

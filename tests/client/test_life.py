@@ -172,12 +172,12 @@ def test_drain_inside_the_iteration_delivers_what_is_buffered(cluster: TestClust
     group = cluster.group()
     with cluster.connect() as marshal:
         consumer = joined(marshal, group, [topic])
-        first = collect(consumer, 1)
-        buffered = consumer._driver.queue.deliverable()
+        first, queue = collect(consumer, 1), consumer._queue
+        buffered = queue.deliverable(queue.clock_now())
         seen = []
         for message in consumer:
             if not seen:
-                buffered = consumer._driver.queue.deliverable() + 1
+                buffered = queue.deliverable(queue.clock_now()) + 1
                 consumer.drain()
             seen.append(message.offset)
             message.ack()

@@ -230,7 +230,7 @@ def test_a_storm_stops_what_is_new_and_is_reported(memory: MemoryTestCluster, mo
         until(lambda: len(found := events_of(consumer, "nak_storm")) == 1 and "5 messages" in found[0].text, "an event")
         figures = metrics_of(consumer, marshal)
         assert (figures.delayed, {one.partition: one.delayed for one in figures.partitions}) == (5, {0: 5, 1: 0})
-        assert consumer._queue.deliverable() == 0
+        assert consumer._queue.deliverable(consumer._queue.clock_now()) == 0
         messages[0].ack()
         found = collect(consumer, 4)
         assert places(found) == [(0, 5), (0, 6), (0, 7), (0, 8)]

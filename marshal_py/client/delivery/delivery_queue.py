@@ -183,7 +183,8 @@ class DeliveryQueue:
         delivered, so that the others do not wait for acks."""
         if (fitting := self.prefetch.takes(self.buffers.values(), most)) or most <= 0 or self.prefetch.stopped:
             return fitting
-        return int(self._gate_shut or not (self.deliverable() or grants.asked(self.delivering())))
+        waits = self.deliverable(self.clock_now()) or grants.asked(self.delivering())
+        return int(self._gate_shut or not waits)
 
     def add(self, chunks: Iterable[Chunk]) -> None:
         """Sorts fetched messages into buffers, and stops fetching where they are full. Drops those of an earlier
@@ -210,7 +211,7 @@ class DeliveryQueue:
         if buffer.claim is None:
             return buffer.size >= AHEAD_MESSAGES_MAX
         tracker = buffer.claim.tracker
-        return isinstance(tracker, AtLeastOnce) and tracker.tracked >= BOUNDS.unacked
+        return isinstance(tracker, AtLeastOnce) and tracker.tracks(BOUNDS.unacked)
 
     def wait_for_gate(self) -> None:
         """Stops fetching claimed partitions, whose messages wait, until the gate opens."""
@@ -229,17 +230,27 @@ class DeliveryQueue:
 
     def delivering(self) -> list[tuple[Buffer, Claim]]:
         """Returns the buffers that deliver while the gate is open, each with its claim."""
-        buffers = [buffer for buffer in self.buffers.values() if not buffer.paused_by_user]
-        return [(buffer, claim) for buffer in buffers if (claim := buffer.claim) and claim.phase is ClaimPhase.OPEN]
+        return [
+            (buffer, claim)
+            for buffer in self.buffers.values()
+            if not buffer.paused_by_user and (claim := buffer.claim) is not None and claim.phase is ClaimPhase.OPEN
+        ]
 
-    def deliverable(self) -> int:
+    @property
+    def _empty(self) -> bool:
+        """Returns whether there is nothing to deliver, as after each message of a slow topic."""
+        return not self.answers.waited and not any([buffer.fetched for buffer in self.buffers.values()])
+
+    def deliverable(self, now: Instant) -> int:
         """Returns how many messages wait for nothing but the gate; in at-most-once mode only those with a grant."""
-        total, now = 0, self.clock_now()
-        for buffer, claim in self.delivering():
+        total = 0
+        for buffer, claim in () if self._empty else self.delivering():
             if isinstance(claim.tracker, AtMostOnce):
                 total += buffer.granted(claim.tracker)
             else:
-                total += due_count(claim, now) + min(self.window.room(claim, buffer), buffer.size)
+                total += due_count(claim, now)
+                if buffer.fetched:
+                    total += min(self.window.room(claim, buffer), buffer.size)
         return total
 
     def to_deliver(self, count_bytes: bool = False) -> tuple[int, int]:
@@ -387,6 +398,8 @@ class DeliveryQueue:
     def reserve(self, now: Instant, allowance: Allowance = ENDLESS) -> Reserved | None:
         """Returns messages of one partition, within `allowance`, to deliver one by one; or None."""
         self._turns.resume(self.delivered)
+        if self._empty:
+            return None
         for tp in self._turns.each():
             buffer = self.buffers[tp]
             claim = buffer.claim
@@ -434,10 +447,11 @@ class DeliveryQueue:
     def user_returned(self) -> None:
         """The user asks for more: resumes fetching for low buffers. In at-most-once mode he is done with the last ones;
         in a pinned group it keeps the pin (A11)."""
-        self.asked_ms = self.clock_now().mono_ms
+        now = self.clock_now()
+        self.asked_ms = now.mono_ms
         self.member.user_asked(self.asked_ms)
         self.rate.returned(self.delivered, self.asked_ms)
-        self._gate_shut = self._gate_shut and self.deliverable() > 0
+        self._gate_shut = self._gate_shut and self.deliverable(now) > 0
         held_back: list[Buffer] = []
         for buffer in self.buffers.values():
             claim = buffer.claim

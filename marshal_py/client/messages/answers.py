@@ -50,7 +50,7 @@ class Answers:
         self.reports: Reports = Reports(member)
         self.letters: LetterWriter | None = None  # set by the consumer's maker if there is a dead-letter topic
         self.naks: int = 0
-        self._waited = False  # whether a message was ever given back or put back
+        self.waited: bool = False  # whether a message was ever given back or put back
         self.redelivered: int = 0
         self.terminated: int = 0
         self.undelivered: int = 0  # messages that went to the dead-letter topic before this consumer delivered them
@@ -75,7 +75,7 @@ class Answers:
         tracker, now_ms = self.tracker_of(claim, "nak"), self._now().mono_ms
         was_full = tracker.redeliveries is not None and tracker.redeliveries.full
         before_bytes, most_bytes = self.waiting_bytes(), self._options.prefetch_bytes
-        waits, self._waited = False, True
+        waits, self.waited = False, True
         for index, message in enumerate(messages, first):
             if tracker.redelivered(run.offsets[index]) != again:
                 continue
@@ -99,7 +99,7 @@ class Answers:
 
     def put_back(self, claim: Claim, run: OffsetRun, index: int, message: RawMessage, delay_s: float) -> None:
         """Makes a message wait that is queued for a handler which has not begun (D17)."""
-        self._waited, due_ms = True, self._now().mono_ms + round(1000 * delay_s)
+        self.waited, due_ms = True, self._now().mono_ms + round(1000 * delay_s)
         self.tracker_of(claim, "nak").give_back(run, index, message, due_ms, payload_bytes((message,)))
 
     def term(self, claim: Claim, run: OffsetRun, first: int, messages: Sequence[RawMessage], reason: str) -> bool:
@@ -118,7 +118,7 @@ class Answers:
     def waiting_bytes(self) -> int:
         """Returns the bytes that wait to be delivered again or to become dead letters, which no handler has."""
         size_bytes = 0 if self.letters is None else self.letters.held_bytes
-        for claim in self._member.claims.values() if self._waited else ():
+        for claim in self._member.claims.values() if self.waited else ():
             if isinstance(claim.tracker, AtLeastOnce) and claim.tracker.redeliveries is not None:
                 size_bytes += claim.tracker.redeliveries.size_bytes
         return size_bytes

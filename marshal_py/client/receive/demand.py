@@ -32,6 +32,7 @@ class Demand:
     watch: IdleHeartbeat | None
 
     verb = "iteration"
+    refills = False  # whether `refill` does anything
 
     def __init__(self, intake: Intake, watch: IdleHeartbeat | None = None) -> None:
         self.intake, self.watch = intake, watch
@@ -78,6 +79,7 @@ class ConsumeDemand(Demand):
     """Asks for messages up to a limit of pending ones, whenever these have fallen to the threshold."""
 
     verb = "the iteration of consume"
+    refills = True
 
     def __init__(
         self, context: Context, intake: Intake, queue: DeliveryQueue, request: ConsumeRequest, watch: IdleHeartbeat

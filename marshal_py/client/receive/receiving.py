@@ -104,13 +104,16 @@ class Receiving:
                 if not self._ending.draining:
                     if looks and demand.looks():
                         yield from self.intake.look()
-                    yield from demand.refill()
+                    if demand.refills:
+                        yield from demand.refill()
             skipped, came = came, False
             with context.outbox, context.lock:
-                reserved = queue.reserve(now(), demand.allows())
+                moment = now()
+                reserved = queue.reserve(moment, demand.allows())
                 self.driver.report_finished()
                 if queue.at_most_once:
-                    self.driver.ask_grants(now())
+                    self.driver.ask_grants(moment)
+                seen, shut = context.changes, reserved is None and queue.deliverable(moment) > 0
             if reserved is not None:
                 yield reserved
                 demand.delivered(reserved)
@@ -118,8 +121,6 @@ class Receiving:
                 continue
             if skipped:  # what came was finished already: low buffers are filled again before the next wait
                 continue
-            with context.lock:
-                seen, shut = context.changes, queue.deliverable() > 0
             if self._ending.draining:
                 if demand.ends(shut):
                     return

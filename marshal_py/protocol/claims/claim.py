@@ -116,8 +116,8 @@ class Claim:
     def settle(self) -> None:
         """Notes the acks that came without the lock, unless the claim is sealed. Never call it between two questions
         whose answers belong together, such as the position and the progress of one heartbeat."""
-        if not self.sealed:
-            self._settle()
+        if not self.sealed and isinstance(self.tracker, AtLeastOnce):
+            self.tracker.settle()
 
     def _settle(self) -> None:
         if isinstance(self.tracker, AtLeastOnce):
@@ -368,6 +368,11 @@ class PoisonGuard:
             claim.tracker.counts_exactly = False
         self._claims.pop(claim.epoch, None)
         self._reported.pop(claim.epoch, None)
+
+    @property
+    def watches(self) -> bool:
+        """Returns whether any claim is careful."""
+        return bool(self._claims)
 
     def report_due(self, group: Group) -> bool:
         """Returns, once per figures of a claim, whether a careful claim waits for a heartbeat to tell the log."""

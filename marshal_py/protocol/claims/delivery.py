@@ -560,6 +560,10 @@ class AtLeastOnce:
         self.position()
         return sum(len(run.offsets) for run in self.runs) - (self.runs[0].low if self.runs else 0)
 
+    def tracks(self, count: int) -> bool:
+        """Returns whether `count` offsets take memory (`tracked`). It counts them only if there may be so many."""
+        return bool(self.runs) and self._fetched_to - self.runs[0].offsets[0] >= count and self.tracked >= count
+
     # --- what it reports
 
     def progress(self) -> bytes:

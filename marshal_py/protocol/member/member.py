@@ -181,6 +181,8 @@ class Member(MemberState):
     def finished(self) -> bool:
         """Handlers have finished messages, or `may_deliver` was False. Returns True if `tick` must be called at once: a
         careful claim waits for a heartbeat that tells the log what is finished (D11)."""
+        if not self.poison_guard.watches:
+            return False
         group = self.group
         if group is None or not self.poison_guard.report_due(group):
             return False
