@@ -21,7 +21,7 @@ def test_every_promise_is_on_the_page_in_the_words_of_a_story() -> None:
 def test_the_notes_are_about_promises_in_their_order() -> None:
     noted = [name for names in re.findall(r"\*\*((?:[SV]\d+(?:, )?)+)\.?\*\*", PAGE) for name in names.split(", ")]
     assert noted == [name for name in PROMISES if name in noted]
-    assert len(noted) > 20
+    assert len(noted) > 10
 
 
 def test_every_kind_of_fault_is_on_the_page() -> None:
