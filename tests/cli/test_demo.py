@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from marshal_py.cli.demo.children import checksum_fits, order
 from marshal_py.cli.demo.journal import Claimed, Delivered, Entry, Journal, JournalReader, Lost, Started, Written
-from marshal_py.cli.demo.orders import checksum_fits, order
 from marshal_py.cli.demo.verdict import Judgement, Milestones, Totals, judge, sentence
 from tests.cli.shell import DEADLINE_S, MODULE, REPOSITORY, Shell, wait_until
 from tests.support.marked_processes import witnesses
@@ -119,7 +119,7 @@ def totals_of(*entries: tuple[str, Entry]) -> Totals:
 
 
 def delivered(at: float, partition: int, offset: int, checksum_fits: bool = True) -> Delivered:
-    return Delivered(at, partition, offset, "key", checksum_fits, "token")
+    return Delivered(at, partition, offset, checksum_fits)
 
 
 KEPT_RUN = (

@@ -1,8 +1,7 @@
 """The command `marshal demo`: processes share a topic, one is killed, one joins, and every message is counted.
 
-scenario.py runs the schedule and process.py its child processes: worker.py consumes and producer.py writes the messages
-of orders.py. Each child writes a journal (journal.py). verdict.py adds the journals up and decides whether the promise
-was kept.
+scenario.py runs the schedule, and process.py its child processes, whose work is in children.py. Each writes a journal
+(journal.py). verdict.py adds the journals up and decides whether the promise was kept.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ def demo(
     Without --bootstrap-servers the demo runs its own broker inside this process. On a real cluster it creates a topic
     of its own, demo-orders-RANDOM, and leaves it there. Exit code 1 means that the promise was broken.
     """
-    from marshal_py.cli.demo.scenario import Plan, run_demo
+    from marshal_py.cli.demo.process import Plan
+    from marshal_py.cli.demo.scenario import run_demo
     from marshal_py.cli.demo.verdict import sentence
 
     with _cluster(options) as (settings, topic, group):

@@ -53,9 +53,7 @@ class Delivered(Struct, frozen=True, tag="delivered"):
     at: float
     partition: int
     offset: int
-    key: str
     checksum_fits: bool
-    token: str
 
 
 class Written(Struct, frozen=True, tag="written"):

@@ -11,9 +11,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +21,7 @@ from msgspec import Struct
 from marshal_py.cli.demo.journal import Failed, Journal, Started, now
 from marshal_py.errors import MarshalError
 
+CHILDREN: Final = "marshal_py.cli.demo.children"  # the program of every child
 ORPHANED: Final = 70
 END_TIMEOUT_S: Final = 15.0  # a consumer leaves within a few round trips; if it takes longer, the cluster is gone
 KILL_TIMEOUT_S: Final = 5.0
@@ -28,30 +29,36 @@ STDERR_TAIL_BYTES: Final = 2_000
 _SOURCE_ROOT: Final = Path(__file__).resolve().parents[3]
 
 
-class Task(Struct, frozen=True):
-    """What one process must do. `journal`: path of the file that it writes."""
+class Plan(Struct, frozen=True, kw_only=True):
+    """Where the demo runs and for how long."""
 
-    name: str
     settings: dict[str, Any]
     topic: str
     group: str
     coordination_topic: str
-    delivery: str
-    interval_s: float
-    rate_per_s: int
-    journal: str
+    delivery: Literal["at_least_once", "at_most_once"]
+    seconds: float
     last_will: bool = False
 
 
-def run_task(work: Callable[[Task, Journal], None]) -> None:
-    """Called in the child: reads the task and does it by `work`. Ends this process when the parent dies. Writes the
-    start of the process into the journal. If `work` raises a MarshalError, writes that too and exits with 1."""
+class Task(Struct, frozen=True):
+    """What one process must do. `journal`: path of the file that it writes."""
+
+    name: str
+    work: Literal["produce", "consume"]
+    plan: Plan
+    journal: str
+
+
+def run_task(works: Mapping[str, Callable[[Task, Journal], None]]) -> None:
+    """Called in the child: reads the task and does it by one of `works`. Ends this process when the parent dies. Writes
+    the start of the process into the journal. If the work raises a MarshalError, writes that too and exits with 1."""
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     journal = Journal(Path(task.journal))
     journal.write(Started(now(), os.getpid()))
     try:
-        work(task, journal)
+        works[task.work](task, journal)
     except MarshalError as error:
         logging.error("%s", error)
         journal.write(Failed(now(), str(error)))
@@ -66,19 +73,19 @@ def _end_with_parent() -> None:
 
 
 class Child:
-    """Used in the parent: a process that runs `module` on a task."""
+    """Used in the parent: a process that does a task (children.py)."""
 
     name: str
     journal: Path
 
-    def __init__(self, module: str, task: Task, stderr: Path) -> None:
+    def __init__(self, task: Task, stderr: Path) -> None:
         self.name, self.journal = task.name, Path(task.journal)
         self._stderr = stderr
         self._stop_requested = False  # a second SIGTERM would end it before it has left the group
         paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         with stderr.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module],
+                [sys.executable, "-m", CHILDREN],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,

@@ -10,15 +10,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Final, Literal, TextIO
 
-from msgspec import Struct
-
+from marshal_py.cli.demo.children import RATE_PER_S
 from marshal_py.cli.demo.journal import Claimed, Entry, Failed, Joined, JournalReader, Lost, Reported
-from marshal_py.cli.demo.process import Child, Task
+from marshal_py.cli.demo.process import Child, Plan, Task
 from marshal_py.cli.demo.verdict import AT_MOST_ONCE, Judgement, Milestones, Totals, judge
 from marshal_py.cli.output import CommandFailed
-from marshal_py.client.values.options import HEARTBEAT_INTERVAL_S
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import ClusterAdmin
 
@@ -26,36 +24,14 @@ PARTITIONS: Final = 12
 CONSUMERS: Final = 3
 KILLED: Final = "consumer-2"
 JOINER: Final = "consumer-4"
-RATE_PER_S: Final = 300  # orders: enough to see, and minutes of them fit into the embedded broker
+KILL_AT: Final = 1 / 3  # shares of the plan's seconds
+JOIN_AT: Final = 0.6
+STOP_AT: Final = 0.87  # the rest of the time is for the remaining messages and for leaving
 POLL_S: Final = 0.25  # between two looks at the journals
 LINE_EVERY_S: Final = 2.0  # a line with the totals
 JOIN_TIMEOUT_S: Final = 60.0  # three interpreters on a busy machine; usually a second
 SLOW_JOIN_S: Final = 15.0  # the schedule waits at most this long until the fourth consumer has handled a message
 STALL_TIMEOUT_S: Final = 30.0  # after this long without a delivery at the end, the rest will not come
-
-
-class Plan(Struct, frozen=True, kw_only=True):
-    """Where the demo runs and for how long. The times of the kill, the join and the end are shares of `seconds`."""
-
-    settings: dict[str, Any]
-    topic: str
-    group: str
-    coordination_topic: str
-    delivery: str
-    seconds: float
-    last_will: bool = False
-
-    @property
-    def kill_at_s(self) -> float:
-        return self.seconds / 3
-
-    @property
-    def join_at_s(self) -> float:
-        return self.seconds * 0.6
-
-    @property
-    def stop_at_s(self) -> float:
-        return self.seconds * 0.87  # the rest of the time is for the remaining messages and for leaving
 
 
 class DemoScenario:
@@ -97,20 +73,20 @@ class DemoScenario:
             self._start_consumer(f"consumer-{number}")
         self._wait_for(lambda: len(self._joined) == CONSUMERS, JOIN_TIMEOUT_S, "the consumers to join")
         self._schedule_start = time.monotonic()
-        self._producer = self._start("producer", "marshal_py.cli.demo.producer")
+        self._producer = self._start("producer", "produce")
         self._event(f"the group is complete; {RATE_PER_S} orders per second from now on")
 
-        self._wait_until(plan.kill_at_s)
+        self._wait_until(plan.seconds * KILL_AT)
         victim = next(child for child in self._consumers if child.name == KILLED)
         milestones.killed, milestones.killed_at = KILLED, time.monotonic()
         victim.kill()
         self._event(f"{KILLED} (pid {victim.pid}) killed by SIGKILL")
 
-        self._wait_until(plan.join_at_s)
+        self._wait_until(plan.seconds * JOIN_AT)
         milestones.joiner, milestones.joiner_started_at = JOINER, time.monotonic()
         self._start_consumer(JOINER)
 
-        self._wait_until(plan.stop_at_s)
+        self._wait_until(plan.seconds * STOP_AT)
         self._wait_for_joiner(lambda: any(h.worker == JOINER for hs in self.totals.handlings.values() for h in hs))
         self._producer.end()
         self._poll()
@@ -154,24 +130,12 @@ class DemoScenario:
         return [*self._consumers, *([self._producer] if self._producer is not None else [])]
 
     def _start_consumer(self, name: str) -> None:
-        self._consumers.append(self._start(name, "marshal_py.cli.demo.worker"))
+        self._consumers.append(self._start(name, "consume"))
 
-    def _start(self, name: str, module: str) -> Child:
-        plan = self.plan
-        task = Task(
-            name=name,
-            settings=plan.settings,
-            topic=plan.topic,
-            group=plan.group,
-            coordination_topic=plan.coordination_topic,
-            delivery=plan.delivery,
-            interval_s=HEARTBEAT_INTERVAL_S,
-            rate_per_s=RATE_PER_S,
-            journal=str(self.folder / f"{name}.journal"),
-            last_will=plan.last_will,
-        )
+    def _start(self, name: str, work: Literal["produce", "consume"]) -> Child:
+        task = Task(name, work, self.plan, str(self.folder / f"{name}.journal"))
         self._readers.append((name, JournalReader(Path(task.journal))))
-        child = Child(module, task, self.folder / f"{name}.stderr")
+        child = Child(task, self.folder / f"{name}.stderr")
         self._event(f"{name} starts (pid {child.pid})")
         return child
 
@@ -204,7 +168,7 @@ class DemoScenario:
             self._report(name, self._collect(name, reader))
         for child in self._children():
             expected = child.name == self.milestones.killed or child.name in self._reported_ended
-            if child.ended and child.exit_code and not expected:
+            if child.exit_code and not expected:
                 self._reported_ended.add(child.name)
                 reason = self._failed.get(child.name) or child.stderr_tail() or f"exit code {child.exit_code}"
                 if child is self._producer or len(self._joined) < CONSUMERS:
