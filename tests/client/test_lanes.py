@@ -55,7 +55,8 @@ class World:
             old.sealed = True
             for message in self.lanes.take_waiting(old):
                 assert message.offset not in self.finished
-            assert self.lanes.held.get(old, (0, 0)) == (0, 0)
+            held = self.lanes.held.get(old)
+            assert held is None or (held.messages, held.size_bytes) == (0, 0)
             self.lanes.forget_claim(old)
         self.claim = Claim()
         self.coming = [offset for offset in range(MESSAGES) if offset not in self.finished]

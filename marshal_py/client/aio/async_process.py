@@ -50,7 +50,9 @@ class AsyncProcess(Generic[K_co, V_co]):
         self._watcher: asyncio.Task[None]
         self._tasks: set[asyncio.Task[None]] = set()
         self._later: asyncio.TimerHandle | None = None
+        self._starting: asyncio.Task[None] | None = None  # has not begun; it will begin the next one
         self._turn_until = 0.0  # monotonic
+        self._turning = False  # all tasks wait for the next turn
         self._drained = False
         self._ended = asyncio.Event()
 
@@ -172,38 +174,48 @@ class AsyncProcess(Generic[K_co, V_co]):
         self._processing.take(message)
         self._begin()
 
-    def _begin(self, least: int = 0) -> None:
-        """Has tasks handle what is ready, as many as there are lanes, and `least` at least."""
+    def _begin(self, *, at_once: bool = False) -> None:
+        """Has one more task handle messages, if any is ready, or `at_once`. That begins the next one when it has one:
+        so handlers that do not wait need no more than two."""
         free = self._processing.settings.workers - len(self._tasks)
         if self._processing.settings.batch is not None:
             while free and (batch := self._next_batch()):
                 self._run(self._handle_batch(batch))
                 free -= 1
-            return
-        for _ in range(min(free, max(least, self._processing.ready()))):
-            self._run(self._work())
+        elif free and self._starting is None and (at_once or self._processing.ready()):
+            self._starting = self._run(self._work())
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=HANDLES)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        if self._starting is task:  # it was cancelled before
+            self._starting = None
         self._begin()
 
     async def _work(self) -> None:
-        """Handles messages while any is ready. Between handlers that do not wait there is no switch of tasks, but every
-        TURN_S."""
-        task = asyncio.current_task()
+        """Handles messages while any is ready, and gives other tasks a turn every TURN_S."""
+        task, self._starting = self._starting, None
         assert task is not None
         while (message := self._next()) is not None:
+            if self._starting is None:
+                self._begin()
             await self._handle(message)
             if task.cancelling():  # its handler has caught it; it must not end the next one
                 return
             if time.monotonic() >= self._turn_until:
+                if not self._turning:
+                    self._turning = True
+                    asyncio.get_running_loop().call_soon(self._turn)
                 await asyncio.sleep(0)
-                self._turn_until = time.monotonic() + TURN_S
+
+    def _turn(self) -> None:
+        """Begins the next turn of all tasks together: so what else runs waits for one turn, and not for one of each."""
+        self._turning, self._turn_until = False, time.monotonic() + TURN_S
 
     def _next(self) -> Message[K_co, V_co] | None:
         """Returns the next message for a handler. If it waits for its gate alone, a task looks again soon."""
@@ -227,7 +239,7 @@ class AsyncProcess(Generic[K_co, V_co]):
 
     def _again(self) -> None:
         self._later = None
-        self._begin(least=1)
+        self._begin(at_once=True)
 
     async def _handle(self, message: Message[K_co, V_co]) -> None:
         try:
@@ -252,7 +264,7 @@ class AsyncProcess(Generic[K_co, V_co]):
             result = self._handler(given)
             if inspect.iscoroutine(result):
                 result = _in_context(result)
-            if not inspect.isawaitable(result):
+            elif not inspect.isawaitable(result):
                 rule = "a coroutine function; Consumer.process calls plain ones, on threads"
                 return None, InvalidOption("handler", self._handler, rule), True
             if self._timeout_s is None:

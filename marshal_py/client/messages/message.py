@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 
 from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked, Delivered, DeliveryContext
 from marshal_py.client.values.finished import source_of
-from marshal_py.client.values.requests import check_timeout, payload_bytes
+from marshal_py.client.values.requests import check_timeout
 from marshal_py.errors import DeserializationFailed, InvalidOption, MessageNotPickled
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce, OffsetRun
@@ -497,7 +497,8 @@ def raw_key(message: Message[Any, Any]) -> bytes | None:
 
 def payload_size(message: Message[Any, Any]) -> int:
     """Returns the size in bytes of key and value."""
-    return payload_bytes((message._raw,))
+    raw = message._raw
+    return len(raw) + len(raw.key() or b"")
 
 
 def queue(message: Message[Any, Any], silent_since_ms: Callable[[], int | None]) -> None:

@@ -58,11 +58,14 @@ class Lane:
         return bool(self.parked) and not (self.waiting and self.waiting[0].offset < self.parked[0].offset)
 
 
-class Held(NamedTuple):
+class Held:
     """What the lanes have of one claim: messages that wait or are parked, and bytes of those that wait."""
 
-    messages: int = 0
-    size_bytes: int = 0
+    __slots__ = ("messages", "size_bytes")
+
+    def __init__(self) -> None:
+        self.messages: int = 0
+        self.size_bytes: int = 0
 
 
 class Lanes:
@@ -97,9 +100,7 @@ class Lanes:
             lane.waiting = deque(in_order)
         else:
             lane.waiting.append(message)
-        self.waiting += 1
-        held = self.held.get(claim, Held())
-        self.held[claim] = Held(held.messages + 1, held.size_bytes + payload_size(message))
+        self._hold(message)
         self._offer(lane)
 
     def parked_before(self, key: LaneKey, message: AnyMessage) -> AnyMessage | None:
@@ -176,9 +177,7 @@ class Lanes:
         """Makes a message wait again, as the first of its lane, whose handler has not begun."""
         lane = self._stop_working(message)
         lane.waiting.appendleft(message)
-        self.waiting += 1
-        held = self.held.get(claim_of(message), Held())
-        self.held[claim_of(message)] = Held(held.messages + 1, held.size_bytes + payload_size(message))
+        self._hold(message)
         self._offer(lane)
 
     def reopen(self, claim: Claim) -> None:
@@ -285,12 +284,25 @@ class Lanes:
             self._forget(message)
         return taken
 
+    def _held(self, message: AnyMessage) -> Held:
+        held = self.held.get(claim_of(message))
+        if held is None:
+            held = self.held[claim_of(message)] = Held()
+        return held
+
+    def _hold(self, message: AnyMessage) -> None:
+        """Counts a message that waits."""
+        self.waiting += 1
+        held = self._held(message)
+        held.messages += 1
+        held.size_bytes += payload_size(message)
+
     def _forget(self, message: AnyMessage) -> None:
         """Counts a message that waits no more."""
         self.waiting -= 1
-        claim = claim_of(message)
-        held = self.held[claim]
-        self.held[claim] = Held(held.messages - 1, held.size_bytes - payload_size(message))
+        held = self._held(message)
+        held.messages -= 1
+        held.size_bytes -= payload_size(message)
 
     def _stop_working(self, message: AnyMessage) -> Lane:
         lane = self._of_message.pop(id(message))
@@ -307,15 +319,13 @@ class Lanes:
         lane.parked = sorted((*lane.parked, message), key=_offset_of)
         self._of_message[id(message)] = lane
         self.parked += 1
-        held = self.held.get(claim_of(message), Held())
-        self.held[claim_of(message)] = held._replace(messages=held.messages + 1)
+        self._held(message).messages += 1
 
     def _unpark(self, lane: Lane, message: AnyMessage) -> None:
-        claim = claim_of(message)
         del self._of_message[id(message)]
         lane.parked = [one for one in lane.parked if one is not message]
         self.parked -= 1
-        self.held[claim] = self.held[claim]._replace(messages=self.held[claim].messages - 1)
+        self._held(message).messages -= 1
 
     def _offer(self, lane: Lane) -> None:
         """Puts a lane among those that are ready, or forgets it if it is empty."""

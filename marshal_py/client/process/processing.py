@@ -13,6 +13,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Final, Generic
 
 from marshal_py.client.connection.context import ForkedLock, watch_forks
@@ -51,7 +52,9 @@ class Processing(Generic[K_co, V_co]):
         """Prepares a process of the consumer that receives by `receiving`. `draw()`: a random number in [0, 1)."""
         driver, queue = receiving.driver, receiving.queue
         self.settings = settings
-        self.changed: threading.Condition = threading.Condition(threading.Lock())
+        lock = threading.Lock()
+        self._lock: AbstractContextManager[object] = lock  # of `changed`; entered in C
+        self.changed: threading.Condition = threading.Condition(lock)
         self.over: bool = False
         self.draining: bool = False
         self._halted = False
@@ -71,7 +74,7 @@ class Processing(Generic[K_co, V_co]):
 
     def forked(self) -> None:
         """Makes what asks the lanes raise UsedAfterFork in a forked child process. Called in the child."""
-        self.changed = ForkedLock("Process", self._pid)
+        self._lock = self.changed = ForkedLock("Process", self._pid)
 
     def _lane_of(self, message: AnyMessage) -> LaneKey:
         tp, settings = claim_of(message).tp, self.settings
@@ -95,7 +98,7 @@ class Processing(Generic[K_co, V_co]):
                 for message in waiting_again(claim, self._queue.delivery)
             ]
         keyed = [(self._lane_of(message), message) for message in again]
-        with self.changed:
+        with self._lock:
             for key, message in keyed:
                 self._lanes.add_parked(key, message)
         with self._context.lock:  # last: what the key function raises leaves the consumer as it was
@@ -132,7 +135,7 @@ class Processing(Generic[K_co, V_co]):
             return
         with self._context.lock:
             queue(message, self._silent_since_ms)
-        with self.changed:
+        with self._lock:
             parked = self._lanes.parked_before(key, message) if self.draining else None
             if not self.over and parked is None:
                 if self.settings.batch is not None and message.delivery_count > 1:
@@ -159,24 +162,24 @@ class Processing(Generic[K_co, V_co]):
             self._reopen()
         while True:
             self._worked_at = self._monotonic()
-            with self.changed:
+            with self._lock:
                 message = None if self.over else self._lanes.next()
                 if message is None:
                     return None, bool(self._lanes.shut)
                 follows = self._lanes.follows_dead(message)
             may = self._may_begin(message)
             if may and not follows:
-                self._begun_s[id(message)] = self._monotonic()
+                self._begun_s[id(message)] = self._worked_at
                 return message, False
             if may is None:
-                with self.changed:
+                with self._lock:
                     self._lanes.put_back(message)
             else:
                 self._finish(message, ended=bool(may) and message.term(FOLLOWS))
 
     def _reopen(self) -> None:
         """Has the lanes of claims begin again whose gate has opened, or which are over."""
-        with self.changed:
+        with self._lock:
             shut = list(self._lanes.shut)
         with self._context.lock:
             now, may_deliver, paused = (
@@ -185,7 +188,7 @@ class Processing(Generic[K_co, V_co]):
                 self._queue.user_paused,
             )
             opened = [one for one in shut if one.sealed or (one.tp not in paused and may_deliver(one.epoch, now))]
-        with self.changed:
+        with self._lock:
             for claim in opened:
                 self._lanes.reopen(claim)
 
@@ -203,7 +206,7 @@ class Processing(Generic[K_co, V_co]):
             self._settle(message, error, ends)
         except BaseException as failure:
             self.fail(failure)
-            with self.changed:
+            with self._lock:
                 self._returned(message)
                 self._lanes.drop(message)
             message.nak(0)
@@ -224,11 +227,11 @@ class Processing(Generic[K_co, V_co]):
     def give_back(self, message: Message[K_co, V_co]) -> None:
         """Gives back a message whose handler was cancelled or must not run again here, or which must come again behind
         another of its lane."""
-        with self.changed:
+        with self._lock:
             self._returned(message)
             self._lanes.park(message)
         if not message.nak(0):
-            with self.changed:
+            with self._lock:
                 self._lanes.unpark(message)
                 self.changed.notify()
 
@@ -260,7 +263,7 @@ class Processing(Generic[K_co, V_co]):
         size, shut, alone = self.settings.batch or 1, False, False
         while len(batch) < size and not alone:
             self._worked_at = self._monotonic()
-            with self.changed:
+            with self._lock:
                 shut = bool(self._lanes.shut)
                 message = None if self.over else (self._lanes.join(batch[-1]) if batch else None) or self._lanes.next()
                 if message is None:
@@ -277,12 +280,12 @@ class Processing(Generic[K_co, V_co]):
                 continue
             alone = False
             if may is None:
-                with self.changed:
+                with self._lock:
                     self._lanes.put_back(message)
             else:
                 self._finish(message, ended=bool(may) and message.term(FOLLOWS))
         if batch:
-            with self.changed:
+            with self._lock:
                 self._batches += 1
                 self._filling_since = -math.inf if alone else None  # more that come alone may wait
         return sorted(batch, key=lambda one: (one.topic, one.partition, one.offset)), shut
@@ -303,7 +306,7 @@ class Processing(Generic[K_co, V_co]):
                 outcomes, ends = [refused] * len(batch), True
         again: set[LaneKey] = set()
         for message, outcome in zip(batch, outcomes, strict=True):
-            with self.changed:
+            with self._lock:
                 lane, follows = self._lanes.key_of(message), self._lanes.follows_dead(message)
             if lane in again:
                 self.give_back(message)
@@ -325,7 +328,7 @@ class Processing(Generic[K_co, V_co]):
         self.batch_ended()
 
     def batch_ended(self) -> None:
-        with self.changed:
+        with self._lock:
             self._batches -= 1
             self.changed.notify_all()
 
@@ -333,13 +336,13 @@ class Processing(Generic[K_co, V_co]):
 
     def fail(self, error: BaseException) -> None:
         """Ends the `process` with `error`."""
-        with self.changed:
+        with self._lock:
             self.error = self.error or error
             self.over = True
             self.changed.notify_all()
 
     def _finish(self, message: AnyMessage, finished: int = 0, ended: int = 0) -> None:
-        with self.changed:
+        with self._lock:
             self._returned(message)
             self._finished += finished
             self._ended += ended
@@ -355,7 +358,7 @@ class Processing(Generic[K_co, V_co]):
         """Ends a message for good: it goes to the dead letters."""
         ended = message.term(reason)
         if ended and self.settings.after_dead_letter == "key":
-            with self.changed:
+            with self._lock:
                 self._lanes.mark_dead(message)
         self._finish(message, ended=ended)
 
@@ -367,13 +370,13 @@ class Processing(Generic[K_co, V_co]):
             self._end(message, f"{error!r} at delivery {count}")
             return
         delay_s = (error if isinstance(error, Retry) else settings.retry).delay_s(count, self._draw)
-        with self.changed:  # first: the message may come again before `nak` returns
+        with self._lock:  # first: the message may come again before `nak` returns
             self._returned(message)
             self._lanes.park(message)
             self._retried += 1
             behind = self._lanes.behind(message) if self.draining or self.over else []
         if not message.nak(delay_s):
-            with self.changed:
+            with self._lock:
                 self._lanes.unpark(message)
                 self.changed.notify()
         for one in behind:  # they wait as long, so that they come again in their order
@@ -387,11 +390,11 @@ class Processing(Generic[K_co, V_co]):
         with self._context.lock:
             claims = len(self._driver.member.claims)
         self._share_bytes = self._driver.options.prefetch_bytes // max(1, claims)
-        with self.changed:
+        with self._lock:
             parked = self._lanes.all_parked()
         with self._context.lock:
             done = [message for message in parked if is_done(message)]
-        with self.changed:
+        with self._lock:
             for message in done:  # acked elsewhere while it waited
                 self._lanes.unpark(message)
             over = [claim for claim in self._lanes.held if claim.sealed]
@@ -408,7 +411,7 @@ class Processing(Generic[K_co, V_co]):
 
     def drain(self) -> None:
         """Has nothing wait behind messages that are tried again later: a drain does not wait for these."""
-        with self.changed:
+        with self._lock:
             self.draining = True
             self.changed.notify_all()
             parked = [lane.parked[0] for lane in self._lanes.unfinished() if lane.parked]
@@ -418,7 +421,7 @@ class Processing(Generic[K_co, V_co]):
 
     def halt(self) -> None:
         """Begins with no more messages, and tells once for how many handlers it waits."""
-        with self.changed:
+        with self._lock:
             working = 0 if self._halted else self._handlers()
             self.over = self._halted = True
             self.changed.notify_all()
@@ -431,7 +434,7 @@ class Processing(Generic[K_co, V_co]):
     def close(self) -> None:
         """Begins with no more messages, and gives back what waits. The consume has been told to end."""
         self.halt()
-        with self.changed:
+        with self._lock:
             given = self._lanes.take_waiting()
         for message in sorted(given, key=lambda one: (one.topic, one.partition, one.offset)):
             put_back(message)
@@ -460,12 +463,12 @@ class Processing(Generic[K_co, V_co]):
         return 0 if self.over else len(self._lanes.ready)
 
     def stats(self) -> ProcessStats:
-        with self.changed:
+        with self._lock:
             lanes = self._lanes
             return ProcessStats(lanes.working, lanes.waiting, lanes.parked, self._finished, self._retried, self._ended)
 
     def lanes(self) -> list[LaneInfo]:
-        with self.changed:
+        with self._lock:
             found = [_described(lane) for lane in self._lanes.unfinished()]
         return sorted(found, key=lambda lane: (lane.topic, lane.partition, lane.offset))
 
