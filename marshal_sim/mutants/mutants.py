@@ -361,7 +361,7 @@ _MEMBER: Final = (
         "Q3",
         "a replayed batch leaves out what nobody has claimed yet",
         mutants_query.q3,
-        _bias("crash", "admin", "slow_handler", queries=2, rate=20, intervals=40),
+        _bias("crash", "admin", "slow_handler", queries=3, rate=20, intervals=40),
     ),
     Mutant(
         "Q4",
