@@ -17,6 +17,7 @@ from marshal_py.admin.views.group_info import (
     SettingsOrigin,
 )
 from marshal_py.client.process.settings import LaneInfo, ProcessStats
+from marshal_py.client.process.worker_processes import PlainMessage
 from marshal_py.client.values.info import ClaimInfo, ConsumerInfo
 from marshal_py.topics.purging import TopicInfo
 from marshal_py.topics.stored import EndOfBatch, StoredBatch
@@ -36,6 +37,7 @@ __all__ = [
     "PauseInfo",
     "Paused",
     "PinInfo",
+    "PlainMessage",
     "PositionInfo",
     "PriorityGroupState",
     "ProcessStats",

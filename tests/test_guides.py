@@ -20,6 +20,7 @@ CONNECTING: Final = {
     "iteration_until_a_signal",
     "each_effect_once",
     "each_effect_once_in_parallel",
+    "in_worker_processes",
     "service_in_uvicorn",
     "service_whose_handler_fails",
     "service_whose_handler_hangs",
@@ -32,7 +33,7 @@ IN_MEMORY: Final = {name: guide for name, guide in GUIDES.items() if name not in
 ELSEWHERE: Final = {
     ("docs/spark.md", None): "tests/spark/test_docs.py",
     ("docs/spark-reference.md", None): "tests/spark/test_formats_guide.py",
-    ("docs/process.md", 6): "tests/spark/test_process_page.py",
+    ("docs/process.md", 7): "tests/spark/test_process_page.py",
     ("docs/testing.md", 0): "tests/testing/test_plugin.py",
 }
 

@@ -242,7 +242,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         self,
         handler: AsyncHandler[K_co, V_co] | AsyncBatchHandler[K_co, V_co],
         *,
-        workers: int = TASKS,
+        workers: int | None = None,
         order: Order | None = "key",
         key: Callable[[Message[K_co, V_co]], Hashable] | None = None,
         unkeyed: Unkeyed = "parallel",
@@ -254,7 +254,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         batch_wait_s: float = BATCH_WAIT_S,
         timeout_s: float | None = None,
     ) -> AsyncProcess[K_co, V_co]:
-        """Handles messages in parallel, as `Consumer.process` does: at most `workers` tasks await `handler(message)`.
+        """Handles messages in parallel, as `Consumer.process` does: `workers` tasks (100) await `handler(message)`.
 
         `timeout_s`: after so many seconds a handler is cancelled, and its message is tried again as after a
         TimeoutError (default: any time; after `handler_timeout_s` the partition moves). The call does not wait, so it
@@ -269,7 +269,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         settings = check_settings(
             consumer._receiving.driver.member.name,
             consumer._queue.options,
-            workers,
+            TASKS if workers is None else workers,
             order,
             key,
             unkeyed,

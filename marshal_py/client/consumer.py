@@ -5,10 +5,11 @@ delivery_queue.py says what a gate and a grant are.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Final, Generic, TypeVar, Unpack, overload
+from typing import Any, Final, Generic, Literal, TypeVar, Unpack, overload
 
 from marshal_py.client.connection.context import Context
 from marshal_py.client.delivery.buffers import Reserved
@@ -19,7 +20,18 @@ from marshal_py.client.messages.handles import Handles
 from marshal_py.client.messages.message import Batch, Message
 from marshal_py.client.process.process import Process
 from marshal_py.client.process.processing import Processing
-from marshal_py.client.process.settings import BATCH_WAIT_S, WINDOW, BatchHandler, ProcessKeywords, check_settings
+from marshal_py.client.process.settings import (
+    BATCH_WAIT_S,
+    WINDOW,
+    WORKERS,
+    BatchHandler,
+    Executor,
+    Outcomes,
+    ProcessKeywords,
+    check_executor,
+    check_settings,
+)
+from marshal_py.client.process.worker_processes import PlainMessage, work_of
 from marshal_py.client.receive import seeking
 from marshal_py.client.receive.consume import ConsumeContext
 from marshal_py.client.receive.consuming import AWAIT_IT, Consuming, Handler
@@ -241,11 +253,32 @@ class Consumer(Membership, Generic[K_co, V_co]):
         timeout_s: None = None,
         **options: Unpack[ProcessKeywords[K_co, V_co]],
     ) -> Process[K_co, V_co]: ...
+    @overload
     def process(
         self,
-        handler: Handler[K_co, V_co] | BatchHandler[K_co, V_co],
+        handler: Callable[[PlainMessage[K_co, V_co]], object],
         *,
-        workers: int = 16,
+        executor: Literal["processes"],
+        batch: None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[ProcessKeywords[K_co, V_co]],
+    ) -> Process[K_co, V_co]: ...
+    @overload
+    def process(
+        self,
+        handler: Callable[[list[PlainMessage[K_co, V_co]]], Outcomes],
+        *,
+        executor: Literal["processes"],
+        batch: int,
+        batch_wait_s: float = BATCH_WAIT_S,
+        timeout_s: float | None = None,
+        **options: Unpack[ProcessKeywords[K_co, V_co]],
+    ) -> Process[K_co, V_co]: ...
+    def process(
+        self,
+        handler: Callable[[Any], Any],
+        *,
+        workers: int | None = None,
         order: Order | None = "key",
         key: Callable[[Message[K_co, V_co]], Hashable] | None = None,
         unkeyed: Unkeyed = "parallel",
@@ -255,9 +288,10 @@ class Consumer(Membership, Generic[K_co, V_co]):
         window: int = WINDOW,
         batch: int | None = None,
         batch_wait_s: float = BATCH_WAIT_S,
-        timeout_s: None = None,
+        executor: Executor = "threads",
+        timeout_s: float | None = None,
     ) -> Process[K_co, V_co]:
-        """Handles messages in parallel, without an end: `workers` threads call `handler(message)`.
+        """Handles messages in parallel, without an end: `workers` threads (16) call `handler(message)`.
 
         A handler that returns has acked its message. One that raises has it tried again, after the delay of `retry`
         (default: `Retry()`); `Retry(after_s=...)` says when, `Reject(reason)` says never. An error that `retry_on` does
@@ -275,18 +309,21 @@ class Consumer(Membership, Generic[K_co, V_co]):
         returns None, which acks all, or an outcome for each: None, or an exception that it does not raise. What it
         raises is a failed attempt of each. A message that is tried again comes alone.
 
+        `executor`: with "processes" each of `workers` (as many as the machine has cores) is a process of its own, and
+        the handler, at the top level of a module, gets a `PlainMessage`. A process that dies has failed with its
+        message. One whose handler takes longer than `timeout_s` is killed.
+
         From the lowest unfinished message of a partition to its newest there are at most `window` offsets in work, and
         of each partition at most its share of the option `prefetch_bytes` waits.
 
         A consumer has one process or consume at a time, and no `fetch`, `next` or iteration beside it. Raises
-        ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption, NeedsAtLeastOnce. `timeout_s` is of asyncio alone.
+        ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption, NeedsAtLeastOnce.
         """
         check_plain("handler", handler, AWAIT_IT)
-        if timeout_s is not None:
-            rule = (
-                "left out: nothing can end a thread; the consumer of marshal_py.aio has it, and see handler_timeout_s"
-            )
-            raise InvalidOption("timeout_s", timeout_s, rule)
+        check_executor(executor, timeout_s)
+        in_processes = executor == "processes"
+        if workers is None:
+            workers = (os.cpu_count() or 1) if in_processes else WORKERS
         settings = check_settings(
             self._member.name,
             self._queue.options,
@@ -302,7 +339,8 @@ class Consumer(Membership, Generic[K_co, V_co]):
             batch_wait_s,
         )
         processing = Processing[K_co, V_co](self._receiving, settings)
-        process = Process(self._context, processing, handler, self.consume)
+        sent = work_of(handler, settings.retry_on, timeout_s, batch is not None) if in_processes else None
+        process = Process(self._context, processing, handler, self.consume, sent)
         process.start()
         return process
 

@@ -67,7 +67,8 @@ def test_each_lane_is_in_one_list_at_a_time_and_in_order(memory: MemoryTestClust
     assert not lists.faults
     for offsets in lists.began.values():
         last = {offset: at for at, offset in enumerate(offsets)}
-        assert sorted(last, key=lambda offset: last[offset]) == sorted(last), "a message was finished before one that is before it in its lane"
+        by_end = sorted(last, key=lambda offset: last[offset])
+        assert by_end == sorted(last), "a message was finished before one that is before it in its lane"
     assert 1 < max(map(len, lists.lists)) <= 15
 
 

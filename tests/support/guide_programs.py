@@ -355,7 +355,7 @@ def in_parallel(at: Place) -> None:
 
 @guide("docs/process.md", 1)
 def in_lists(at: Place) -> None:
-    """Two documents are refused once, and come again alone."""
+    """Two documents are refused once, each the last of its key, and come again alone."""
     at.fill(2)
     stored, refused = list[bytes](), set[bytes]()
     with at.consumer() as consumer:
@@ -365,7 +365,7 @@ def in_lists(at: Place) -> None:
             outcomes: list[ConnectionError | None] = []
             for message in messages:
                 stop.count()
-                once = message.value in (b"3", b"6") and message.value not in refused
+                once = message.value in (b"5", b"6") and message.value not in refused
                 (refused.add if once else stored.append)(message.value or b"")
                 outcomes.append(ConnectionError() if once else None)
             return outcomes
@@ -376,9 +376,22 @@ def in_lists(at: Place) -> None:
 
 
 @guide("docs/process.md", 3)
+def in_worker_processes(at: Place) -> None:
+    """A process with worker processes, which a signal ends."""
+    at.fill(2)
+    (at.folder / "seals.py").write_text(at.block("docs/process.md", 3), encoding="utf-8")
+    with at.process(["seals.py"]) as running:
+        until(lambda: running.poll() is not None or len(list(at.folder.glob("?-?"))) == MESSAGES, "all are sealed")
+        running.send_signal(signal.SIGTERM)
+        _, said = running.communicate(timeout=DEADLINE_S)
+    assert (running.returncode, said) == (0, "")
+    assert at.acked() == MESSAGES
+
+
+@guide("docs/process.md", 4)
 def each_effect_once_in_parallel(at: Place) -> None:
     """A process, which a signal ends."""
-    _each_effect_once(at, "docs/process.md", 3)
+    _each_effect_once(at, "docs/process.md", 4)
 
 
 @guide("docs/acks.md", 6)

@@ -257,7 +257,7 @@ class AsyncProcess(Generic[K_co, V_co]):
             raise
         self._processing.settle_batch(batch, result, error, ends=ends)
 
-    async def _call(self, given: object) -> tuple[object, BaseException | None, bool]:
+    async def _call(self, given: object) -> tuple[object, BaseException | None, bool | None]:
         """Returns what the handler returned, the error that it raised, and whether that ends the process. Raises
         CancelledError if its task is cancelled."""
         try:
@@ -268,14 +268,14 @@ class AsyncProcess(Generic[K_co, V_co]):
                 rule = "a coroutine function; Consumer.process calls plain ones, on threads"
                 return None, InvalidOption("handler", self._handler, rule), True
             if self._timeout_s is None:
-                return await result, None, False
+                return await result, None, None
             async with asyncio.timeout(self._timeout_s):
-                return await result, None, False
+                return await result, None, None
         except BaseException as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            return None, raised, False
+            return None, raised, None
 
 
 @types.coroutine

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("lanes", "process", "processing", "settings")
+DOORS: Final = ("lanes", "process", "processing", "settings", "worker_processes")

@@ -11,7 +11,8 @@ from typing import Any, Generic, Self
 from marshal_py.client.connection.context import Context
 from marshal_py.client.messages.message import Message
 from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing
-from marshal_py.client.process.settings import BatchHandler, LaneInfo, ProcessStats
+from marshal_py.client.process.settings import LaneInfo, ProcessStats
+from marshal_py.client.process.worker_processes import Answer, Work, WorkerProcess
 from marshal_py.client.receive.consume import ConsumeContext
 from marshal_py.client.receive.consuming import AWAIT_IT, Handler
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
@@ -30,21 +31,21 @@ class Process(Generic[K_co, V_co]):
         self,
         context: Context,
         processing: Processing[K_co, V_co],
-        handler: Handler[K_co, V_co] | BatchHandler[K_co, V_co],
+        handler: Callable[[Any], object],
         consume: Callable[[Handler[K_co, V_co]], ConsumeContext[K_co, V_co]],
+        sent: Work | None = None,
     ) -> None:
-        """Prepares it; `start` begins. `consume(take)` begins to receive, on a thread that calls `take(message)`."""
+        """Prepares it; `start` begins. `consume(take)` begins to receive, on a thread that calls `take(message)`.
+        `sent`: what each worker process gets; None: the threads call the handler."""
         self._context, self._processing, self._consume = context, processing, consume
-        self._handler: Callable[[Any], object] = handler
+        self._handler, self._sent = handler, sent
         self._receiving: ConsumeContext[K_co, V_co]
         self._receiver: threading.Thread | None = None
         self._drained = False
         self._ended = threading.Event()
-        workers, work = range(processing.settings.workers), self._work
-        if processing.settings.batch is not None:
-            work = self._work_batches
+        workers = range(processing.settings.workers)
         self._workers = [
-            threading.Thread(target=work, name=f"marshal-process-{number}", daemon=True) for number in workers
+            threading.Thread(target=self._work, name=f"marshal-process-{number}", daemon=True) for number in workers
         ]
         self._watcher = threading.Thread(target=self._watch, name="marshal-process", daemon=True)
 
@@ -178,26 +179,42 @@ class Process(Generic[K_co, V_co]):
         self._ended.set()
 
     def _work(self) -> None:
-        while (message := self._next()) is not None:
-            _, error, ends = self._call(message)
-            self._processing.settle(message, error, ends=ends)
+        if self._sent is None:
+            self._work_with(self._call)
+            return
+        worker = WorkerProcess(self._sent, self._is_over)
+        try:
+            worker.start()
+            self._work_with(worker.call)
+        except Exception as error:  # of a process that could not begin
+            self._processing.fail(error)
+        finally:
+            worker.close()
 
-    def _work_batches(self) -> None:
+    def _is_over(self) -> bool:
+        return self._processing.over or not threading.main_thread().is_alive()
+
+    def _work_with(self, call: Callable[[object], Answer]) -> None:
+        if self._processing.settings.batch is None:
+            while (message := self._next()) is not None:
+                _, error, ends = call(message)
+                self._processing.settle(message, error, ends=ends)
+            return
         while batch := self._next_batch():
-            result, error, ends = self._call(batch)
+            result, error, ends = call(batch)
             self._processing.settle_batch(batch, result, error, ends=ends)
 
-    def _call(self, given: object) -> tuple[object, BaseException | None, bool]:
-        """Returns what the handler returned, the error that it raised, and whether that ends the process."""
+    def _call(self, given: object) -> Answer:
+        """Calls the handler in this thread."""
         try:
             result: Any = self._handler(given)
             if inspect.iscoroutine(result):
                 result.close()  # Python would warn that nobody has awaited it
                 rule = f"a function whose work is done when it returns, not a coroutine; {AWAIT_IT}"
-                return None, InvalidOption("handler", self._handler, rule), True
+                return Answer(error=InvalidOption("handler", self._handler, rule), ends=True)
         except BaseException as raised:  # sys.exit() too: it would end this thread and nobody would know
-            return None, raised, False
-        return result, None, False
+            return Answer(error=raised)
+        return Answer(result)
 
     def _next(self) -> Any:
         """Waits for the next message. Returns None when no handler may begin any more."""

@@ -199,9 +199,10 @@ class Processing(Generic[K_co, V_co]):
                 return None
             return begin(message, self._context.clock.now())
 
-    def settle(self, message: Message[K_co, V_co], error: BaseException | None, *, ends: bool = False) -> None:
-        """Carries out a handler's answer: it returned (`error` None) or raised. `ends`: the error ends the
-        `process`, and so does one that is raised here, as by an error that cannot be written as text."""
+    def settle(self, message: Message[K_co, V_co], error: BaseException | None, *, ends: bool | None = None) -> None:
+        """Carries out a handler's answer: it returned (`error` None) or raised. `ends`: whether the error ends the
+        `process` (None: as `retry_on` says). So does one that is raised here, as by an error that cannot be written as
+        text."""
         try:
             self._settle(message, error, ends)
         except BaseException as failure:
@@ -211,13 +212,13 @@ class Processing(Generic[K_co, V_co]):
                 self._lanes.drop(message)
             message.nak(0)
 
-    def _settle(self, message: Message[K_co, V_co], error: BaseException | None, ends: bool) -> None:
+    def _settle(self, message: Message[K_co, V_co], error: BaseException | None, ends: bool | None) -> None:
         if error is None:
             message.ack()
             self._finish(message, finished=1)
         elif isinstance(error, Reject) and not ends:
             self._end(message, error.reason or "rejected by its handler")
-        elif not ends and isinstance(error, (Retry, *self.settings.retry_on)):
+        elif ends is False or (not ends and isinstance(error, (Retry, *self.settings.retry_on))):
             self._retry(message, error)
         else:
             report_failure(self._driver, message, error)
@@ -291,7 +292,12 @@ class Processing(Generic[K_co, V_co]):
         return sorted(batch, key=lambda one: (one.topic, one.partition, one.offset)), shut
 
     def settle_batch(
-        self, batch: Sequence[Message[K_co, V_co]], result: object, error: BaseException | None, *, ends: bool = False
+        self,
+        batch: Sequence[Message[K_co, V_co]],
+        result: object,
+        error: BaseException | None,
+        *,
+        ends: bool | None = None,
     ) -> None:
         """Carries out a handler's answer for a batch: it returned `result`, an outcome per message or None, or raised.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypedDict
+from typing import Any, Final, Generic, Literal, TypedDict
 
 from msgspec import Struct
 
@@ -19,9 +19,12 @@ from marshal_py.transport.serialization import K_co, V_co
 
 WINDOW: Final = BITMAP_OFFSETS_MAX  # then the log can name all that is finished (E10)
 WINDOW_MAX: Final = 100_000
+WORKERS: Final = 16  # threads, by default
 WORKERS_MAX: Final = 10_000
 BATCH_MAX: Final = 10_000  # messages: more take longer to handle than to fetch
 BATCH_WAIT_S: Final = 0.1
+
+Executor = Literal["threads", "processes"]
 
 AnyMessage = Message[Any, Any]
 Outcomes = Sequence[BaseException | None] | None
@@ -33,7 +36,7 @@ AsyncBatchHandler = Callable[[list[Message[K_co, V_co]]], Awaitable[Outcomes]]
 class ProcessKeywords(TypedDict, Generic[K_co, V_co], total=False):
     """The options of a `process` which both fronts share, and which do not decide what its handler takes."""
 
-    workers: int
+    workers: int | None
     order: Order | None
     key: Callable[[Message[K_co, V_co]], Hashable] | None
     unkeyed: Unkeyed
@@ -128,6 +131,20 @@ def check_settings(
     return Settings(
         workers, order, key, unkeyed, retry, kinds, after_dead_letter, window, deliveries, batch, batch_wait_s
     )
+
+
+def check_executor(executor: Executor, timeout_s: float | None) -> None:
+    """Raises InvalidOption if nothing can handle messages like that."""
+    _check_choice("executor", executor, ("threads", "processes"))
+    if timeout_s is None:
+        return
+    if executor == "threads":
+        rule = (
+            'left out: nothing can end a thread; executor="processes" has it, and the consumer of marshal_py.aio; and'
+            " see handler_timeout_s"
+        )
+        raise InvalidOption("timeout_s", timeout_s, rule)
+    check_timeout(timeout_s)
 
 
 def _check_count(name: str, value: object, most: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final, Literal
+from functools import partial
+from typing import Any, Final, Literal
 
 from marshal_py.errors import InvalidOption
 
@@ -63,6 +64,10 @@ class Retry(Exception):
         super().__init__("not now" if after_s is None else f"not before {after_s:g} s")
         self.first_s, self.factor, self.max_s, self.jitter = first_s, factor, max_s, jitter
         self.deliveries, self.after_s = deliveries, after_s
+
+    def __reduce__(self) -> tuple[object, ...]:
+        options: dict[str, Any] = {"deliveries": self.deliveries, "after_s": self.after_s}
+        return partial(Retry, self.first_s, self.factor, self.max_s, self.jitter, **options), ()
 
     def delay_s(self, delivery_count: int, draw: Callable[[], float]) -> float:
         """Returns how many seconds to wait after so many deliveries. `draw()`: a random number in [0, 1)."""

@@ -1,0 +1,278 @@
+"""Handlers in processes of their own, for `process(executor="processes")`: one for each thread that hands out messages.
+
+A process is started afresh (spawn), imports the handler, and answers over a pipe: its thread sends what a message holds
+as a PlainMessage, and waits for what the handler returned or raised. So the consumer, its answers and the order of
+lanes stay where they are. A process that dies has failed with the message that it had, and is replaced. One whose
+handler takes longer than `timeout_s` is killed. None outlives its program: it ends when the pipe does, and a thread in
+it ends it when the program has died.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing import connection, get_context, parent_process
+from typing import Any, Final, Generic, NamedTuple
+
+from msgspec import Struct
+
+from marshal_py.client.messages.message import Message
+from marshal_py.client.values.retry import Reject, Retry
+from marshal_py.errors import InvalidOption
+from marshal_py.protocol.wire.identity import Token
+from marshal_py.transport.serialization import K_co, V_co
+
+LOOK_S: Final = 0.1  # how often the start of a process looks whether it is still wanted
+CLOSE_S: Final = 2.0  # how long an idle process may take to end, before it is killed
+IMPORTABLE: Final = "a function at the top level of a module, which a new process imports by its name"
+GUARD: Final = (
+    "a process that begins: it ended with exit code {}. A program that is started as a file begins under `if __name__"
+    ' == "__main__":`, because each of its processes imports it'
+)
+
+
+class PlainMessage(Struct, Generic[K_co, V_co], frozen=True):
+    """What a message holds, for a handler in another process: it has no consumer there, and so nothing to ack."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: K_co
+    value: V_co
+    headers: list[tuple[str, bytes | None]]
+    timestamp: int
+    token: Token
+    group: str
+    delivery_count: int
+    idempotency_key: str
+
+
+class Answer(NamedTuple):
+    """What came of a call: what it returned, what it raised, and whether that ends the `process` (None: `retry_on` says
+    so)."""
+
+    result: object = None
+    error: BaseException | None = None
+    ends: bool | None = None
+
+
+def plain(message: Message[K_co, V_co]) -> PlainMessage[K_co, V_co]:
+    """Returns what a message holds. Raises what a deserializer raises."""
+    return PlainMessage(
+        message.topic,
+        message.partition,
+        message.offset,
+        message.key,
+        message.value,
+        message.headers,
+        message.timestamp,
+        message.token,
+        message.group,
+        message.delivery_count,
+        message.idempotency_key,
+    )
+
+
+class Work(NamedTuple):
+    """What each process is given at its start. `handler` and `retry_on` are pickled."""
+
+    handler: bytes
+    timeout_s: float | None
+    lists: bool
+
+
+def work_of(handler: object, retry_on: Sequence[type[BaseException]], timeout_s: float | None, lists: bool) -> Work:
+    """Returns what a process is given. Raises InvalidOption if that cannot be sent to one."""
+    try:
+        pickled = pickle.dumps((handler, tuple(retry_on)))
+    except Exception as error:
+        raise InvalidOption("handler", handler, f'with executor="processes" {IMPORTABLE} ({error})') from error
+    return Work(pickled, timeout_s, lists)
+
+
+# --- in the program
+
+
+class WorkerProcess:
+    """Runs a handler in a process, for one thread."""
+
+    def __init__(self, work: Work, is_over: Callable[[], bool]) -> None:
+        """`is_over()`: whether nothing is to begin any more."""
+        self._work, self._is_over = work, is_over
+        self._process: Any = None
+        self._pipe: connection.Connection[Any, Any]
+        self._began = False  # whether a process has ever imported the handler
+
+    def start(self) -> None:
+        """Starts a process, and waits until it has imported the handler; without one if all ends. Raises InvalidOption
+        if it cannot import it; OSError if the machine has no room for it."""
+        if self._is_over():
+            return
+        # The mask is that of this thread, and its process inherits it: ctrl-C is for the program alone.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        spawn = get_context("spawn")
+        self._pipe, there = spawn.Pipe()
+        self._process = spawn.Process(
+            target=_serve, args=(there, self._work.handler, self._work.lists), name="marshal-handler", daemon=True
+        )
+        try:
+            self._process.start()
+        except BaseException as error:
+            self._process = None
+            self._pipe.close()
+            if isinstance(error, AssertionError):  # of multiprocessing: this process may have none
+                raise InvalidOption("executor", "processes", str(error)) from error
+            raise
+        finally:
+            there.close()
+        while not connection.wait((self._pipe, self._process.sentinel), LOOK_S):
+            if self._is_over():
+                self.close()
+                return
+        refused = self._received()
+        if refused is None:
+            code = self._ended()
+            if self._began:
+                raise ChildProcessError(f"a new worker process ended with exit code {code} before it began")
+            raise InvalidOption("executor", "processes", GUARD.format(code))
+        if refused.error is not None:
+            self.close()
+            raise refused.error
+        self._began = True
+
+    def call(self, given: Any) -> Answer:
+        """Has the process handle a message, or a list of them."""
+        try:
+            if self._process is None or not self._process.is_alive():
+                self.close()
+                self.start()
+        except InvalidOption as error:
+            return Answer(error=error, ends=True)
+        except OSError as error:
+            return Answer(error=error, ends=False)
+        if self._process is None:  # all ends while it began
+            return Answer(error=Retry(after_s=0))
+        try:
+            plainly = [plain(one) for one in given] if self._work.lists else plain(given)
+        except Exception as error:  # of a deserializer
+            return Answer(error=error)
+        try:
+            sent = pickle.dumps(plainly)
+        except Exception as error:
+            rule = f'picklable for executor="processes"; what the deserializers return is not ({error})'
+            return Answer(error=InvalidOption("the message", given, rule), ends=True)
+        return self._answered(sent)
+
+    def _answered(self, sent: bytes) -> Answer:
+        process = self._process
+        try:
+            self._pipe.send_bytes(sent)
+            came = connection.wait((self._pipe, process.sentinel), self._work.timeout_s)
+        except OSError:
+            came = [process.sentinel]
+        if not came:
+            process.kill()
+            self._ended()
+            return Answer(error=TimeoutError(f"the handler took longer than timeout_s={self._work.timeout_s:g}"))
+        answer = self._received()
+        if answer is None:
+            text = f"the worker process ended with exit code {self._ended()} while its handler had the message"
+            return Answer(error=ChildProcessError(text), ends=False)
+        return answer
+
+    def _received(self) -> Answer | None:
+        """Returns what the process has sent; None if it has ended without."""
+        try:
+            return pickle.loads(self._pipe.recv_bytes()) if self._pipe.poll() else None
+        except (EOFError, OSError):
+            return None
+
+    def _ended(self) -> int | None:
+        """Returns the exit code of a process that has ended, and forgets it."""
+        process, self._process = self._process, None
+        self._pipe.close()
+        process.join(CLOSE_S)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        code: int | None = process.exitcode
+        with suppress(ValueError):  # another thread that starts a process has just asked how this one ended
+            process.close()
+        return code
+
+    def close(self) -> None:
+        """Ends the process, which has nothing to handle."""
+        if self._process is not None:
+            self._ended()
+
+
+# --- in the process
+
+
+def _serve(pipe: connection.Connection[Any, Any], pickled: bytes, lists: bool) -> None:
+    """Handles what comes, until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_end_with_the_program, name="marshal-parent", daemon=True).start()
+    try:
+        handler, retry_on = pickle.loads(pickled)
+    except BaseException as error:
+        text = f"{IMPORTABLE}: {type(error).__name__}: {error}"
+        answer = Answer(error=InvalidOption("handler", "as sent to a process", text), ends=True)
+        handler = None
+    else:
+        answer = Answer()
+    with suppress(EOFError, OSError):
+        pipe.send_bytes(pickle.dumps(answer))
+        while handler is not None:
+            given = pickle.loads(pipe.recv_bytes())
+            pipe.send_bytes(pickle.dumps(_handled(handler, given, retry_on, lists)))
+
+
+def _end_with_the_program() -> None:
+    parent = parent_process()
+    assert parent is not None
+    connection.wait((parent.sentinel,))
+    os._exit(1)
+
+
+def _handled(handler: Any, given: Any, retry_on: tuple[type[BaseException], ...], lists: bool) -> Answer:
+    """Returns what came of a call, as it can be sent."""
+    try:
+        result = handler(given)
+        if inspect.iscoroutine(result):
+            result.close()
+            rule = "a function whose work is done when it returns, not a coroutine"
+            return Answer(error=InvalidOption("handler", repr(handler), rule), ends=True)
+    except BaseException as error:  # sys.exit() too, as in a thread
+        again = isinstance(error, (Reject, Retry, *retry_on))
+        sent = _sendable(error)
+        sent.add_note("In the worker process:\n" + "".join(traceback.format_exception(error)))
+        return Answer(error=sent, ends=not again)
+    if not lists:
+        return Answer()
+    if isinstance(result, list | tuple):
+        result = [_sendable(one) if isinstance(one, BaseException) else one for one in result]
+    try:
+        pickle.dumps(result)
+    except Exception:
+        rule = "None, or a list of outcomes, one per message"
+        return Answer(error=InvalidOption("what the handler returned", repr(result), rule), ends=True)
+    return Answer(result)
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """Returns the error, or one with its text if it cannot be sent."""
+    try:
+        again = pickle.loads(pickle.dumps(error))
+        if isinstance(again, type(error)):
+            return error
+    except Exception:  # of a class that only its module makes, or with a value that cannot be pickled
+        pass
+    return RuntimeError("".join(traceback.format_exception_only(error)).strip())

@@ -1,0 +1,265 @@
+"""`Consumer.process(executor="processes")`: what travels, deaths, hangs, ends, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marshal_py import Consumer, Message, Process, Retry
+from marshal_py.errors import InvalidOption
+from marshal_py.info import PlainMessage
+from tests.client.test_process import fill
+from tests.support import worker_handlers
+from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, joined, positions, until
+
+AT_ONCE = Retry(first_s=0.0)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(worker_handlers.FOLDER, str(tmp_path))
+    return tmp_path
+
+
+def lines(folder: Path) -> list[tuple[int, int, int, int]]:
+    """Process, partition, offset and delivery of each call, in their order."""
+    path = folder / "lines"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    found = [tuple(map(int, line.split())) for line in text.splitlines()]
+    return found  # type: ignore[return-value]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text(encoding="utf-8").rpartition(") ")[2][0] != "Z"
+
+
+def test_a_message_travels_as_plain_values(memory: MemoryTestCluster, folder: Path) -> None:
+    topic = fill(memory, 1, keys=1)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(worker_handlers.tell, executor="processes", workers=1) as work,
+    ):
+        until(lambda: work.stats().finished == 1, "it is handled")
+    told = (folder / "told").read_text(encoding="utf-8")
+    assert told.startswith(f"('{topic}', 0, 0, b'k0', b'0', [], 1, '")
+
+
+def test_answers_are_those_of_a_thread(memory: MemoryTestCluster, folder: Path) -> None:
+    topic = fill(memory, 6, keys=6)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        with consumer.process(worker_handlers.outcomes, executor="processes", workers=2, retry=AT_ONCE) as work:
+            until(lambda: positions(consumer) == {0: 6}, "all are done")
+            assert (work.stats().finished, work.stats().ended, work.stats().retried) == (5, 1, 3)
+        failed = {event.offset: event.text for event in consumer.events() if event.kind == "handler_failed"}
+    assert sorted(failed) == [3, 4]
+    assert "cannot travel" in failed[4]
+    pids = {pid for pid, *_ in lines(folder)}
+    assert pids
+    assert os.getpid() not in pids
+    until(lambda: not any(map(alive, pids)), "they have ended")
+
+
+def test_a_process_that_dies_has_failed_with_its_message_and_loses_none(
+    memory: MemoryTestCluster, folder: Path
+) -> None:
+    topic = fill(memory, 12, keys=4)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        with consumer.process(
+            worker_handlers.dies, executor="processes", workers=2, retry=AT_ONCE, retry_on=ValueError
+        ) as work:
+            until(lambda: positions(consumer) == {0: 12}, "all are done")
+            assert (work.stats().finished, work.stats().retried) == (12, 4)
+        texts = [event.text for event in consumer.events() if event.kind == "handler_failed"]
+    assert len(texts) == 4
+    assert all("exit code -9" in text for text in texts)
+    began: dict[int, list[int]] = defaultdict(list)
+    for _, _, offset, _ in lines(folder):
+        began[offset % 4].append(offset)
+    assert all(offsets == sorted(offsets) for offsets in began.values())
+
+
+def test_a_handler_that_takes_too_long_is_killed_and_its_message_tried_again(
+    memory: MemoryTestCluster, folder: Path
+) -> None:
+    topic = fill(memory, 2, keys=1)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(worker_handlers.hangs, executor="processes", workers=1, timeout_s=0.3, retry=AT_ONCE) as work,
+    ):
+        until(lambda: work.stats().finished == 2, "both are handled")
+    assert [line[2:] for line in lines(folder)] == [(0, 1), (0, 2), (1, 1)]
+    assert not alive(lines(folder)[0][0])
+
+
+def test_lists_travel(memory: MemoryTestCluster, folder: Path) -> None:
+    topic = fill(memory, 30, keys=3)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(
+            worker_handlers.each, executor="processes", workers=2, batch=4, batch_wait_s=0.01, retry=AT_ONCE
+        ) as work,
+    ):
+        until(lambda: work.stats().finished == 30, "all are handled")
+        assert work.drain()
+    assert {line[2] for line in lines(folder)} == set(range(30))
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "error"),
+    [
+        (worker_handlers.bug, {"retry_on": ValueError}, KeyError),
+        (worker_handlers.untellable, {"retry_on": ValueError}, RuntimeError),
+        (worker_handlers.no_list, {"batch": 3}, InvalidOption),
+    ],
+)
+def test_an_error_that_is_not_retried_ends_it_and_gives_the_message_back(
+    memory: MemoryTestCluster, handler: Callable[[Any], Any], options: dict[str, Any], error: type[Exception]
+) -> None:
+    topic = fill(memory, 3, keys=1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work = consumer.process(handler, executor="processes", workers=1, **options)
+        with pytest.raises(error):
+            work.wait(DEADLINE_S)
+        assert [message.offset for message in consumer.fetch(3, min_messages=3)] == [0, 1, 2]
+
+
+def test_a_value_that_cannot_be_pickled_ends_it_and_names_the_message(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 1, keys=1)
+    with (
+        memory.connect() as marshal,
+        marshal.consumer(
+            memory.group(), [topic], start="earliest", value_deserializer=lambda value, _: lambda: value
+        ) as consumer,
+    ):
+        work = consumer.process(worker_handlers.note, executor="processes", workers=1)
+        with pytest.raises(InvalidOption, match=rf"{topic}:0@0.*picklable"):
+            work.wait(DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"handler": lambda message: None}, "top level of a module"),
+        ({"executor": "process"}, "executor"),
+        ({"executor": "processes", "timeout_s": -1}, "timeout_s"),
+        ({"executor": "processes", "workers": 0}, "workers"),
+    ],
+)
+def test_bad_input_is_refused(memory: MemoryTestCluster, given: dict[str, Any], names: str) -> None:
+    topic = fill(memory, 1, keys=1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        with pytest.raises(InvalidOption, match=names):
+            consumer.process(**({"handler": worker_handlers.note, "executor": "processes"} | given))
+        assert len(consumer.fetch(1)) == 1, "the consumer is as it was"
+
+
+def program(folder: Path, body: str) -> subprocess.Popen[str]:
+    """A program with a consumer in memory whose worker process has a message, which never returns."""
+    path = folder / "program.py"
+    path.write_text(body, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), worker_handlers.FOLDER: str(folder)}
+    return subprocess.Popen(
+        [sys.executable, str(path)],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+HANGS = """
+import sys
+from tests.client.test_process import fill
+from tests.support import worker_handlers
+from tests.support.client_fixtures import MemoryTestCluster, joined, until
+
+
+def main():
+    memory = MemoryTestCluster()
+    topic = fill(memory, 2, keys=2)
+    marshal = memory.connect()
+    consumer = joined(marshal, memory.group(), [topic])
+    work = consumer.process(worker_handlers.hangs, executor="processes", workers=1)
+    until(lambda: work.stats().working == 1, "it hangs")
+    print("began", flush=True)
+    sys.stdin.read() if {waits} else None
+
+
+{guard}main()
+"""
+
+
+def began(folder: Path) -> int:
+    return until(lambda: lines(folder), "a worker process has a message")[0][0]
+
+
+@pytest.mark.parametrize("end", ["kill", "exit"])
+def test_no_worker_process_outlives_its_program(folder: Path, end: str) -> None:
+    body = HANGS.format(waits=end == "kill", guard='if __name__ == "__main__":\n    ')
+    if end == "exit":
+        body = body.replace(
+            'print("began"',
+            "until(lambda: (worker_handlers.os.path.exists(worker_handlers.os.environ"
+            '[worker_handlers.FOLDER] + "/lines")), "it has begun")\n    print("began"',
+        )
+    running = program(folder, body)
+    pid = began(folder)
+    if end == "kill":
+        running.send_signal(signal.SIGKILL)
+    running.communicate(timeout=DEADLINE_S)
+    until(lambda: not alive(pid), "it ends with its program")
+
+
+def test_a_program_without_a_guard_is_told_so(folder: Path) -> None:
+    body = HANGS.format(waits=False, guard="").replace(
+        'until(lambda: work.stats().working == 1, "it hangs")', "work.wait(60)"
+    )
+    running = program(folder, body)
+    _, said = running.communicate(timeout=DEADLINE_S)
+    assert running.returncode == 1
+    assert "__main__" in said.splitlines()[-1], said
+
+
+def test_ctrl_c_is_for_the_program_alone(memory: MemoryTestCluster, folder: Path) -> None:
+    topic = fill(memory, 2, keys=1)
+    before = signal.getsignal(signal.SIGINT)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(worker_handlers.hangs, executor="processes", workers=1, timeout_s=1.0, retry=AT_ONCE) as work,
+    ):
+        os.kill(began(folder), signal.SIGINT)
+        until(lambda: work.stats().finished == 2, "both are handled, the first after its time")
+        text = next(event.text for event in consumer.events() if event.kind == "handler_failed")
+    assert "timeout_s" in text, "it was not the signal"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def typed(consumer: Consumer[bytes, int]) -> None:
+    """mypy checks that a handler in another process gets a plain message of the consumer's types."""
+
+    def handle(message: PlainMessage[bytes, int]) -> None: ...
+    def here(message: Message[bytes, int]) -> None: ...
+
+    work: Process[bytes, int] = consumer.process(handle, executor="processes")
+    work.stop()
+    consumer.process(here, executor="processes").stop()  # type: ignore[call-overload]
