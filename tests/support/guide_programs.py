@@ -15,8 +15,7 @@ from typing import Any, Final
 import pytest
 
 import marshal_py
-from examples.transfers import NotTheOwner
-from marshal_py import ClaimLost, Message
+from marshal_py import Message
 from marshal_py.sql import Guard
 from tests.support.client_fixtures import DEADLINE_S, until
 from tests.support.guides import KEYS, MESSAGES, VALUES, Place, guide
@@ -86,46 +85,19 @@ def iteration_until_a_signal(at: Place) -> None:
     _until_a_signal(at, "docs/consumer.md", handler, signal.SIGTERM)
 
 
-class Unfinished(Handled):
-    """The program gets the last message once it says that nothing came."""
-
-    def finish(self) -> None:
-        pass
-
-    def tidy_up(self) -> None:
-        if len(self.values) == MESSAGES:
-            super().finish()
-
-
 @guide("docs/consumer.md", 1)
-def one_message_or_none(at: Place) -> None:
-    """With a shorter wait."""
-    handled = Unfinished(at)
-    block = at.from_the_start("docs/consumer.md", 1)
-    assert block.count("expires_s=10") == 1
-    with pytest.raises(Enough):
-        run(
-            block.replace("expires_s=10", "expires_s=0.1"),
-            "docs/consumer.md",
-            store=lambda value, fence: handled.add(value),
-            tidy_up=handled.tidy_up,
-        )
-    handled.check()
-
-
-@guide("docs/consumer.md", 2)
 def batches_at_most_once(at: Place) -> None:
     """What was delivered is done, also the last one."""
     handled = Handled(at)
-    from_the_start(handled, "docs/consumer.md", 2, store=lambda values, fence: handled.add(*values))
+    from_the_start(handled, "docs/consumer.md", 1, store=lambda values, fence: handled.add(*values))
     handled.check(MESSAGES + 1)
 
 
-@guide("docs/consumer.md", 3)
+@guide("docs/consumer.md", 2)
 def consume_with_a_handler(at: Place) -> None:
     """An exit ends it."""
     handled = Handled(at, SystemExit)
-    from_the_start(handled, "docs/consumer.md", 3, store=lambda value, fence: handled.add(value))
+    from_the_start(handled, "docs/consumer.md", 2, store=lambda value, fence: handled.add(value))
     handled.check()
 
 
@@ -419,40 +391,3 @@ def _each_effect_once(at: Place, page: str, number: int) -> None:
     assert (running.returncode, said) == (0, "")
     assert sorted(stored()) == sorted((str(b"k%d" % (number % KEYS)), VALUES[number]) for number in range(MESSAGES))
     assert at.acked() == MESSAGES
-
-
-class Participant:
-    """One of several databases: it prepares, and then commits or rolls back. `refused`: what it does not prepare."""
-
-    def __init__(self, at: Place, refused: int) -> None:
-        self.at, self.refused = at, refused
-        self.prepared, self.committed, self.rolled_back = set[int](), list[int](), list[int]()
-
-    def prepare(self, message: Message) -> None:
-        if message.offset == self.refused:
-            raise NotTheOwner
-        self.prepared.add(message.offset)
-
-    def commit(self, message: Message) -> None:
-        if message.offset == 0:
-            assert self.at.acked() == 1, "the log has the ack"
-        self.prepared.remove(message.offset)
-        self.committed.append(message.offset)
-
-    def roll_back(self, message: Message) -> None:
-        self.prepared.discard(message.offset)
-        self.rolled_back.append(message.offset)
-
-
-@guide("docs/acks.md", 8)
-def several_databases(at: Place) -> None:
-    """Each commits once the log has the ack. Of a message that one refuses, all roll back."""
-    at.fill()
-    last = MESSAGES - 1
-    stores = [Participant(at, refused=-1), Participant(at, refused=last)]
-    names = {"ClaimLost": ClaimLost, "NotTheOwner": NotTheOwner}
-    with at.consumer(max_acks_pending=1) as consumer:
-        at.run("docs/acks.md", 8, consumer=Some(consumer, MESSAGES), stores=stores, **names)
-    for store in stores:
-        assert (store.prepared, store.committed, store.rolled_back) == (set(), list(range(last)), [last])
-    assert at.acked() == last
