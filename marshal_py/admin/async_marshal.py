@@ -30,10 +30,8 @@ from marshal_py.topics.request import GetRequest
 from marshal_py.topics.stored import StoredBatch, StoredMessage
 from marshal_py.topics.topic import FOLLOW_PAGE, FOLLOW_S, Topic
 from marshal_py.transport import option_names
-from marshal_py.transport.serialization import Deserializer
+from marshal_py.transport.serialization import Deserializer, K, V
 
-K = TypeVar("K")
-V = TypeVar("V")
 W = TypeVar("W")
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -260,38 +258,8 @@ class AsyncMarshal(Blocking[Marshal]):
         group: str,
         topics: Sequence[str],
         *,
-        key_deserializer: None = None,
-        value_deserializer: None = None,
-        **keywords: Unpack[ConsumerKeywords],
-    ) -> Opening[AsyncConsumer[bytes | None, bytes | None]]: ...
-    @overload
-    def consumer(
-        self,
-        group: str,
-        topics: Sequence[str],
-        *,
-        key_deserializer: None = None,
-        value_deserializer: Deserializer[V],
-        **keywords: Unpack[ConsumerKeywords],
-    ) -> Opening[AsyncConsumer[bytes | None, V]]: ...
-    @overload
-    def consumer(
-        self,
-        group: str,
-        topics: Sequence[str],
-        *,
-        key_deserializer: Deserializer[K],
-        value_deserializer: None = None,
-        **keywords: Unpack[ConsumerKeywords],
-    ) -> Opening[AsyncConsumer[K, bytes | None]]: ...
-    @overload
-    def consumer(
-        self,
-        group: str,
-        topics: Sequence[str],
-        *,
-        key_deserializer: Deserializer[K],
-        value_deserializer: Deserializer[V],
+        key_deserializer: Deserializer[K] | None = None,
+        value_deserializer: Deserializer[V] | None = None,
         **keywords: Unpack[ConsumerKeywords],
     ) -> Opening[AsyncConsumer[K, V]]: ...
     @overload

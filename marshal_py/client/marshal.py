@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack, overload
+from typing import Any, Final, Self, Unpack, overload
 
 from marshal_py.client.connection.context import Context
 from marshal_py.client.connection.threads import Callbacks
@@ -47,12 +47,9 @@ from marshal_py.topics import changes
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport, named_transport
 from marshal_py.transport.option_names import checks_names
-from marshal_py.transport.serialization import Deserializer
+from marshal_py.transport.serialization import Deserializer, K, V
 from marshal_py.transport.settings import default_client_id
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 VERSION: Final = "marshal_py 0.1.0"
 CONNECT_TIMEOUT_S: Final = 30.0
@@ -224,8 +221,7 @@ class Marshal:
 
     # --- consumers
 
-    # Four overloads, because the types of keys and values are those that the deserializers return, and one for options
-    # that were made before, whose deserializers may be anything.
+    # The types of keys and values are those that the deserializers return. Options that were made before may have any.
 
     @overload
     def consumer(
@@ -233,38 +229,8 @@ class Marshal:
         group: str,
         topics: Sequence[str],
         *,
-        key_deserializer: None = None,
-        value_deserializer: None = None,
-        **keywords: Unpack[ConsumerKeywords],
-    ) -> Consumer[bytes | None, bytes | None]: ...
-    @overload
-    def consumer(
-        self,
-        group: str,
-        topics: Sequence[str],
-        *,
-        key_deserializer: None = None,
-        value_deserializer: Deserializer[V],
-        **keywords: Unpack[ConsumerKeywords],
-    ) -> Consumer[bytes | None, V]: ...
-    @overload
-    def consumer(
-        self,
-        group: str,
-        topics: Sequence[str],
-        *,
-        key_deserializer: Deserializer[K],
-        value_deserializer: None = None,
-        **keywords: Unpack[ConsumerKeywords],
-    ) -> Consumer[K, bytes | None]: ...
-    @overload
-    def consumer(
-        self,
-        group: str,
-        topics: Sequence[str],
-        *,
-        key_deserializer: Deserializer[K],
-        value_deserializer: Deserializer[V],
+        key_deserializer: Deserializer[K] | None = None,
+        value_deserializer: Deserializer[V] | None = None,
         **keywords: Unpack[ConsumerKeywords],
     ) -> Consumer[K, V]: ...
     @overload

@@ -1,7 +1,8 @@
 """Deserializers: their types, and what they get beside the bytes of a message, as confluent-kafka's own expect it.
 
-`K_co` and `V_co` stand for the types of keys and values, in `Message[K, V]` and all that holds such messages. Without
-deserializers they are `bytes | None`. A `Message` without types in brackets is a message of any keys and values.
+`K_co` and `V_co` stand for the types of keys and values, in `Message[K, V]` and all that holds such messages. A
+`Message` without types in brackets is a message of any keys and values. `K` and `V` are what the deserializers of a
+call return; without deserializers they are `bytes | None`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ if TYPE_CHECKING:  # Python has defaults of type variables from 3.13 on; type ch
 
     K_co = TypeVar("K_co", covariant=True, default=Any)
     V_co = TypeVar("V_co", covariant=True, default=Any)
+    K = TypeVar("K", default=bytes | None)
+    V = TypeVar("V", default=bytes | None)
     T = TypeVar("T", default=Any)
 else:
     from typing import TypeVar
 
     K_co = TypeVar("K_co", covariant=True)
     V_co = TypeVar("V_co", covariant=True)
+    K = TypeVar("K")
+    V = TypeVar("V")
     T = TypeVar("T")
 
 # Called with the bytes of a key or a value (None if there are none) and a SerializationContext.
