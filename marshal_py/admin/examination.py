@@ -53,7 +53,7 @@ class Examination:
         right that is lacking is a failure, and a group or topic that is not there is none."""
         self.topic, self.group = topic, group
         self.roles, self.strict = list(roles or permissions.ROLES), strict
-        self.asked = list(topics)
+        self.asked: list[str] = list(topics)
         self.topics: set[str] = set(topics)
 
     def checks(self, settings: Mapping[str, Any], connect: Callable[[], KafkaTransport]) -> Iterator[Check]:

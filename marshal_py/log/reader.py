@@ -39,7 +39,8 @@ class LogReader:
     ) -> None:
         """Connects. `who`: for the client id. `timeout_s`: for the next record. `writes`: the producer connects at
         once."""
-        self.topic, self.timeout_s = topic, timeout_s
+        self.topic: str = topic
+        self.timeout_s: float = timeout_s
         self.root: Genesis | None = None
         self.root_value: bytes | None = None
         self._passed: dict[int, int] = {}  # by log: the offset from which polls continue

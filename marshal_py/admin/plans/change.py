@@ -132,6 +132,7 @@ class ConfigPlan(ChangePlan):
     """Changes settings of a group, unless somebody has changed them since the plan was made (F9.4, M13)."""
 
     what = "the settings"
+    changed_at: int
 
     def __init__(
         self, context: GroupContext, wanted: Wanted | Edit, terms: Terms = USUAL, *, create: bool = False

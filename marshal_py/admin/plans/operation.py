@@ -127,7 +127,9 @@ class Operation:
         """Raises InvalidOption if the reason is too long."""
         if len(terms.reason.encode()) > BY_BYTES_MAX:
             raise InvalidOption("reason", terms.reason, f"at most {BY_BYTES_MAX} bytes: the records contain it")
-        self.context, self.terms, self.reason = context, terms, terms.reason
+        self.context: GroupContext = context
+        self.terms: Terms = terms
+        self.reason: str = terms.reason
         self.liveness: Liveness = Liveness(INTERVAL_MS, context.draw)
         self.detector: FailureDetector = FailureDetector(INTERVAL_MS)
         self.step: Step = Step()

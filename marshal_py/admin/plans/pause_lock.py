@@ -29,12 +29,12 @@ class PauseLock:
         if duration_ms is not None and not 0 < duration_ms <= PAUSE_MS_MAX:
             raise InvalidOption("duration", f"{duration_ms / 1000:g} s", "more than 0, at most 24 h")
         self.operation = operation
-        self.reason, self.renews = reason, renews
+        self.reason: str = reason
+        self.renews: bool = renews
         self.duration_ms: int = duration_ms if duration_ms is not None else default_ms(operation.context.group)
         self.adopted: str | None = None  # `by` of the pause that it works in, if that is not its own
-        self.asked: set[int] = (
-            set()
-        )  # what our ReleaseGroups observed: a late copy may pause a group whose pause_change is still that
+        # What our ReleaseGroups observed: a late copy may pause a group whose pause_change is still that.
+        self.asked: set[int] = set()
         self.token: int = NONE  # of the pause that it works in, as last read
         self._read_ms = 0
 

@@ -8,7 +8,7 @@ delivery_queue.py sorts the messages into buffers, and prefetch.py bounds these.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from marshal_py.client.connection.context import Context
@@ -36,7 +36,7 @@ class Intake:
 
     def __init__(self, context: Context, driver: ConsumerDriver, queue: DeliveryQueue) -> None:
         self._context, self._driver, self._queue = context, driver, queue
-        self.monotonic = context.monotonic
+        self.monotonic: Callable[[], float] = context.monotonic
         self._came_at = self.monotonic()  # when the last messages came
         # In at-most-once mode: how many messages are fetched beyond those that the user has.
         self.ahead: int = LOOK_AHEAD_GRANTS * BOUNDS.grant if queue.at_most_once else 0

@@ -62,8 +62,12 @@ class Retry(Exception):
         if deliveries is not None and not (whole and deliveries >= 1):
             raise InvalidOption("deliveries", deliveries, "a whole number of at least 1, or None")
         super().__init__("not now" if after_s is None else f"not before {after_s:g} s")
-        self.first_s, self.factor, self.max_s, self.jitter = first_s, factor, max_s, jitter
-        self.deliveries, self.after_s = deliveries, after_s
+        self.first_s: float = first_s
+        self.factor: float = factor
+        self.max_s: float = max_s
+        self.jitter: float = jitter
+        self.deliveries: int | None = deliveries
+        self.after_s: float | None = after_s
 
     def __reduce__(self) -> tuple[object, ...]:
         options: dict[str, Any] = {"deliveries": self.deliveries, "after_s": self.after_s}

@@ -102,6 +102,10 @@ class Member(MemberState):
     fenced: bool
     orphaned_sessions: dict[int, int]
     leave_sent_ms: int | None
+    tick_requested: bool
+    quiescent_until_ms: int
+    round_trip_ms: int
+    grants_lost: int
 
     def __init__(self, world: World, group: str, options: MemberOptions, draw: Callable[[int], bytes]) -> None:
         """Begins without a session. `world`: the group's log, folded to its end (L7). `draw(n)` returns n random

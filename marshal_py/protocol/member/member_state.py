@@ -149,7 +149,7 @@ class MemberState:
         self.grants_lost: int = 0
         self.late_acks = 0
         self.take_overs = 0  # claims of partitions whose owner was evicted
-        self.round_trip_ms = NONE  # from sending to reading, of the last own heartbeat that was read back
+        self.round_trip_ms: int = NONE  # from sending to reading, of the last own heartbeat that was read back
         self._mirrored: dict[TopicPartition, int] = {}
         self._mirror_due_ms = 0
         world.watched.add(group)
