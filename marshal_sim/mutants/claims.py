@@ -26,8 +26,6 @@ from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.progress import Range
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE, ReleasingPartition, SeekingPartition
-from marshal_sim.oracle.oracle import Group as OracleGroup
-from marshal_sim.oracle.oracle import Partition as OraclePartition
 
 Patch = tuple[Any, str, Any]
 RELEASE: Final = 6  # the record's type
@@ -187,7 +185,7 @@ def p7() -> list[Patch]:
     return [(progress, "_runs", lambda first, bits: runs(first + 1, bits))]
 
 
-# --- of the fold, and the same in the oracle
+# --- of the fold
 
 
 def l3(_rationalizer: Any) -> list[Patch]:
@@ -197,18 +195,6 @@ def l3(_rationalizer: Any) -> list[Patch]:
         free(group, partition, successor)
 
     return [(rationalizer, "free", forgets)]
-
-
-def l3_in_the_oracle() -> list[Patch]:
-    end_session = OracleGroup.end_session
-
-    def forgets(self: OracleGroup, session: int) -> None:
-        owned = [part for part in self.partitions.values() if part.owner == session]
-        end_session(self, session)
-        for part in owned:
-            part.floor = NONE
-
-    return [(OracleGroup, "end_session", forgets)]
 
 
 def r5(rationalizer: Any) -> list[Patch]:
@@ -245,17 +231,6 @@ def p3(_rationalizer: Any) -> list[Patch]:
         partition.progress = known
 
     return [(rationalizer, "begin_generation", keeps)]
-
-
-def p3_in_the_oracle() -> list[Patch]:
-    new_generation = OraclePartition.new_generation
-
-    def keeps(self: OraclePartition) -> None:
-        known = self.progress
-        new_generation(self)
-        self.progress = known
-
-    return [(OraclePartition, "new_generation", keeps)]
 
 
 # Name, what it does wrong, the bug, the faults that make it likely to show, and other options.

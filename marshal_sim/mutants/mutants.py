@@ -2,8 +2,8 @@
 
 A mutant is a list of replaced attributes of marshal_py.protocol, and a bias: options that make its scenario likely.
 Production code knows nothing of mutants, and `switched_on` puts every attribute back. Their numbers are those of the
-counter-examples from which the protocol was made. fold.py has the bugs of the fold, and oracle.py the
-same bugs for the oracle. The docstring of a replaced function says how the mutant behaves.
+counter-examples from which the protocol was made. fold.py has the bugs of the fold; by shipped_fold.py
+the judge shares them. The docstring of a replaced function says how the mutant behaves.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE, ClaimState, Heartbeat, Leave, SetPosition
 from marshal_sim.cluster.run import simulate
 from marshal_sim.cluster.scenario import Options
+from marshal_sim.judge import history
 from marshal_sim.mutants import answers as mutants_answers
 from marshal_sim.mutants import claims as mutants_claims
 from marshal_sim.mutants import client as mutants_client
@@ -36,9 +37,9 @@ from marshal_sim.mutants import data as mutants_data
 from marshal_sim.mutants import fold as mutants_fold
 from marshal_sim.mutants import lanes as mutants_lanes
 from marshal_sim.mutants import log as mutants_log
-from marshal_sim.mutants import oracle as mutants_oracle
 from marshal_sim.mutants import query as mutants_query
 from marshal_sim.mutants import witness as mutants_witness
+from marshal_sim.mutants.shipped_fold import ShippedFold
 
 Patch = tuple[Any, str, Any]
 SEEDS_BASE: Final = 1_000_000  # schedules of mutants do not overlap with those of the ordinary search
@@ -452,22 +453,23 @@ def switched_on(mutant: Mutant) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def in_both_folds(name: str) -> Mutant:
-    """Returns the mutant `name`. If it is a bug of the fold, it is planted in the oracle as well, so that S1 cannot see
-    it.
-    """
-    mutant, counterpart = MUTANTS[name], mutants_oracle.COUNTERPARTS.get(name)
-    return mutant if counterpart is None else mutant._replace(patches=lambda: mutant.patches() + counterpart())
+def with_its_judge(name: str) -> Mutant:
+    """Returns the mutant `name`. If it is a bug of the fold, the judge folds the log with the bug as well, so that S1
+    cannot see it."""
+    mutant = MUTANTS[name]
+    if name not in mutants_fold.MUTANTS:
+        return mutant
+    return mutant._replace(patches=lambda: [*mutant.patches(), (history, "Oracle", ShippedFold)])
 
 
 def find(name: str, schedules: int, base: int = SEEDS_BASE) -> Hunt:
     """Runs up to `schedules` seeds from `base` on with the mutant switched on, until the auditor objects.
 
     A bug counts as found when it breaks an invariant that says what went wrong. S1, which says only that a reader
-    differs, does not count, nor does a crash. So a bug of the fold is planted in both folds. A seed in which the
+    differs, does not count, nor does a crash. So the judge shares a bug of the fold. A seed in which the
     shipped code breaks something, too, proves nothing.
     """
-    mutant = in_both_folds(name)
+    mutant = with_its_judge(name)
     for number in range(schedules):
         seed = base + number
         with switched_on(mutant):

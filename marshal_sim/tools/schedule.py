@@ -18,7 +18,7 @@ from marshal_sim.cluster.faults import KINDS
 from marshal_sim.cluster.run import Result, simulate
 from marshal_sim.cluster.scenario import Options, Scenario
 from marshal_sim.judge.evidence import Violation
-from marshal_sim.mutants.mutants import MUTANTS, in_both_folds, switched_on
+from marshal_sim.mutants.mutants import MUTANTS, switched_on, with_its_judge
 
 VAGUE: Final = frozenset({"S1", "crash"})  # that worlds differ, or that one broke, is seldom the whole story
 # The names of the fields of Options, with the type of each.
@@ -53,7 +53,7 @@ def run(schedule: Schedule, environment: Callable[[Scenario, Random], Cluster] =
     """Runs the schedule, with the planted bug that it names."""
     if schedule.mutant is None:
         return simulate(schedule.seed, schedule.options, environment)
-    with switched_on(in_both_folds(schedule.mutant)):
+    with switched_on(with_its_judge(schedule.mutant)):
         return simulate(schedule.seed, schedule.options, environment)
 
 

@@ -35,7 +35,7 @@ from marshal_sim.cluster.run import Result, simulate
 from marshal_sim.cluster.scenario import Options, Scenario
 from marshal_sim.judge.evidence import Evidence, Violation
 from marshal_sim.judge.history import oracle_of
-from marshal_sim.mutants.mutants import MUTANTS, SEEDS_BASE, Hunt, find, in_both_folds, switched_on
+from marshal_sim.mutants.mutants import MUTANTS, SEEDS_BASE, Hunt, find, switched_on, with_its_judge
 from marshal_sim.oracle.oracle import OracleStop
 from marshal_sim.tools.schedule import Schedule
 from marshal_sim.tools.schedule import run as run_schedule
@@ -300,7 +300,7 @@ def _traced(run: Callable[[Callable[[Scenario, Random], Cluster]], Result]) -> T
 def _run(seed: int, mutant: str | None, environment: Callable[[Scenario, Random], Cluster]) -> Result:
     if mutant is None:
         return simulate(seed, environment=environment)
-    with switched_on(in_both_folds(mutant)):
+    with switched_on(with_its_judge(mutant)):
         return simulate(seed, MUTANTS[mutant].bias, environment)
 
 

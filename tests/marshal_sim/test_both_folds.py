@@ -1,42 +1,76 @@
-"""A bug in both folds: they agree on a wrong state, so S1 is silent, and the invariant that it breaks must find it."""
+"""A bug of the fold: S1 finds it, because the oracle does not share it, and so does the invariant that it breaks."""
 
 from __future__ import annotations
 
 import pytest
 
 from marshal_sim.cluster.run import simulate
+from marshal_sim.cluster.scenario import Options
+from marshal_sim.judge import history
+from marshal_sim.judge.evidence import Evidence
+from marshal_sim.judge.history import History
 from marshal_sim.mutants.fold import MUTANTS as OF_THE_FOLD
-from marshal_sim.mutants.mutants import MUTANTS, find, in_both_folds, switched_on
-from marshal_sim.mutants.oracle import COUNTERPARTS
+from marshal_sim.mutants.mutants import MUTANTS, find, switched_on, with_its_judge
+from marshal_sim.mutants.shipped_fold import ShippedFold
+from marshal_sim.oracle.oracle import Oracle, OracleStop, Verdict
 
 SCHEDULES = 40
 # The first seed in which the folds differ, of those bugs that earlier ones do not show.
 FIRST = {"X9": 7, "X19": 5, "U1": 8, "U2": 1, "G4": 3, "P3": 4, "R4": 2}
 
 
-def test_every_bug_of_the_fold_has_its_twin_in_the_oracle() -> None:
-    assert COUNTERPARTS.keys() == OF_THE_FOLD.keys()
+def _folded(oracle: Oracle, evidence: Evidence) -> list[object]:
+    told: list[object] = []
+    for offset, value in enumerate(evidence.log):
+        try:
+            told.append(oracle.apply(offset, value))
+        except OracleStop as stop:
+            told.append((stop.reason, stop.offset))
+            break
+        told.append({name: oracle.state_digest(name) for name in oracle.groups})
+    return [*told, oracle.groups, oracle.log_digest(), oracle.chain_digest()]
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.proof)])
-@pytest.mark.parametrize("name", COUNTERPARTS)
-def test_a_bug_of_both_folds_leaves_them_agreed(name: str, seed: int) -> None:
-    """Otherwise the counterpart is another bug, and what is found may be its own."""
-    mutant = in_both_folds(name)
-    with switched_on(mutant):
-        found = {violation.invariant for violation in simulate(seed, mutant.bias).violations}
-    assert "S1" not in found
+@pytest.mark.parametrize("mode", [1, 2])
+def test_without_a_bug_the_judge_reads_the_same_from_both_folds(mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All verdicts, states and digests, so what a hunt finds is of the bug."""
+    seen: list[Evidence] = []
+    begin = History.__init__
+
+    def noted(self: History, evidence: Evidence, *rest: object) -> None:
+        seen.append(evidence)
+        begin(self, evidence, *rest)
+
+    monkeypatch.setattr(History, "__init__", noted)
+    for seed in range(4):
+        simulate(seed, Options(mode=mode))
+    judged = [evidence for evidence in seen if not evidence.first]
+    assert len(judged) > 4
+    verdicts = set()
+    for evidence in judged:
+        number, root = evidence.number, evidence.root or None
+        told = _folded(Oracle(number, root), evidence)
+        assert _folded(ShippedFold(number, root), evidence) == told
+        verdicts |= {(one.outcome, one.reason) for one in told if isinstance(one, Verdict)}
+    assert len(verdicts) > 6
+
+
+def test_the_judge_of_a_hunt_folds_with_the_bug() -> None:
+    for name in OF_THE_FOLD:
+        with switched_on(with_its_judge(name)):
+            assert history.Oracle is ShippedFold  # type: ignore[attr-defined]
+    assert history.Oracle is Oracle  # type: ignore[attr-defined]
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("name", COUNTERPARTS)
+@pytest.mark.parametrize("name", OF_THE_FOLD)
 def test_a_bug_of_both_folds_is_found_by_what_it_breaks(name: str) -> None:
     hunt = find(name, SCHEDULES)
     assert hunt.found
     assert hunt.invariant not in ("S1", "crash")
 
 
-@pytest.mark.parametrize("name", COUNTERPARTS)
+@pytest.mark.parametrize("name", OF_THE_FOLD)
 def test_a_bug_of_the_shipped_fold_alone_is_found_by_the_difference(name: str) -> None:
     """S1: the oracle does not share it."""
     mutant = MUTANTS[name]
@@ -53,7 +87,7 @@ def test_each_bug_replaces_what_the_shipped_code_has() -> None:
     missing = [
         (name, patched, attribute)
         for name in MUTANTS
-        for patched, attribute, _ in in_both_folds(name).patches()
+        for patched, attribute, _ in with_its_judge(name).patches()
         if not hasattr(patched, attribute)
     ]
     assert missing == []
