@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,13 @@ from confluent_kafka import Producer
 from deltalake import DeltaTable
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
+from marshal_py.spark import DeltaOutput
 from tests.spark.kafka_topic import KafkaTopic
-from tests.spark.test_docs import adapted
 from tests.support.kafka import Cluster, TopicFactory
 from tests.support.pages import section
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 TEXT = section("docs/spark-reference.md", "JSON, Avro, Protobuf")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -71,9 +72,10 @@ def test_a_message_that_cannot_be_decoded_is_a_row_and_no_error(
     try:
         for _ in range(2):
             names: dict[str, Any] = {}
-            for number, program in enumerate(PROGRAMS):
-                code = adapted(program, orders, tmp_path)
-                exec(compile(code, f"docs/spark-reference.md, program {number + 1}", "exec"), names)
+            for program, table in zip(PROGRAMS, ("json", "", "protobuf"), strict=True):
+                exec(compile(program, "docs/spark-reference.md", "exec"), names)
+                if table:
+                    run(spark, orders, DeltaOutput(str(tmp_path / table)).sink(names["change"]), tmp_path / table)
             for checkpoint in tmp_path.glob("*-checkpoint"):
                 shutil.rmtree(checkpoint)
     finally:
@@ -103,6 +105,21 @@ def test_a_message_that_cannot_be_decoded_is_a_row_and_no_error(
         framed = value is not None and len(value) > 5 and value.startswith(b"\0")
         assert (schema, avro) == ((int.from_bytes(value[1:5], "big"), value[5:]) if framed else (None, None)), value
         assert protobuf == (value[6:] if framed and value[5:6] == b"\0" else None)
+
+
+def run(spark: SparkSession, orders: KafkaTopic, sink: Callable[[DataFrame, int], None], table: Path) -> None:
+    """The stream of the first job of docs/spark.md, in a group of its own."""
+    stream = (
+        spark.readStream.format("marshal")
+        .option("bootstrap.servers", orders.bootstrap)
+        .option("coordination_topic", orders.log)
+        .option("group", table.name)
+        .option("topics", orders.topic)
+        .option("start", "earliest")
+        .load()
+    )
+    writer = stream.writeStream.foreachBatch(sink).option("checkpointLocation", f"{table}-checkpoint")
+    writer.trigger(availableNow=True).start().awaitTermination()
 
 
 def orders_pb2() -> str:
