@@ -8,15 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from marshal_py.admin.views import overview
-from marshal_py.admin.views.group_info import (
-    POLICIES,
-    GroupLag,
-    GroupState,
-    MemberInfo,
-    PartitionLag,
-    SessionState,
-    plain,
-)
+from marshal_py.admin.views.group_info import POLICIES, GroupLag, GroupState, MemberInfo, PartitionLag, plain
 from marshal_py.admin.views.looking import Looking
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.cli import output
@@ -123,10 +115,10 @@ def _print(found: GroupState) -> None:
         print(f"  ! {notice}")
 
 
-def _session_cells(row: SessionState) -> list[object]:
-    last = row.last_extended_s
+def _session_cells(row: MemberInfo) -> list[object]:
+    last = row.last_sign_s
     ago = "before the log's beginning" if last is None else f"{last:g} s ago"
-    return [row.session, row.client_id, row.state, ago, f"{row.interval_s:g} s", row.claims, row.witness]
+    return [row.session, row.client_id, row.state, ago, f"{row.interval_s:g} s", len(row.claims), row.witness]
 
 
 # --- the views of one matter

@@ -57,7 +57,7 @@ def test_the_state_of_a_group(book: DifferentialLog) -> None:
     found = overview.state(book.group, 3, {session: 10_000}, {ONE: 150, TWO: 7}, 11_500.0)
     msgspec.json.encode(found)
     (shown,) = found.sessions
-    assert (shown.state, shown.last_extended_s, shown.claims) == ("unknown", 1.5, 1)
+    assert (shown.state, shown.last_sign_s, shown.claims) == ("unknown", 1.5, (str(ONE),))
     first, second = found.partitions[:2]
     assert (first.owner, first.position, first.end, first.lag, first.in_flight) == ("c", 130, 150, 20, 2)
     assert first.version == first.epoch == book.partition().version
@@ -91,7 +91,7 @@ def test_partitions_that_a_topic_no_longer_has_are_gone(book: DifferentialLog, t
 
 def test_a_session_whose_last_sign_lies_before_the_log(book: DifferentialLog) -> None:
     (shown,) = overview.state(book.group, 0, {}, {}, 5.0).sessions
-    assert (shown.state, shown.last_extended_s) == ("unknown", None)
+    assert (shown.state, shown.last_sign_s) == ("unknown", None)
 
 
 def notices(book: DifferentialLog, stopped: list[overview.Stopped]) -> list[str]:

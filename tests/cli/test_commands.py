@@ -245,7 +245,7 @@ def test_consume_stops_at_sigterm_and_releases(shell: Shell, billing: str) -> No
 
     live = shell.json("state", "sigterm")["groups"][0]
     assert live["delivery"] == "at_most_once"
-    assert [(session["client_id"], session["state"], session["claims"]) for session in live["sessions"]] == [
+    assert [(session["client_id"], session["state"], len(session["claims"])) for session in live["sessions"]] == [
         ("me", "fresh", 4)
     ]
     assert {partition["owner"] for partition in live["partitions"]} == {"me"}

@@ -54,7 +54,7 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
         live = command.json("state", group, "--coordination-topic", coordination)["groups"][0]
         (session,) = live["sessions"]
         assert session["state"] in ("fresh", "unknown"), "unknown: the command was slow on a busy machine"
-        assert session["claims"] == PARTITIONS
+        assert len(session["claims"]) == PARTITIONS
 
     def agree() -> bool:
         ours = command.json("state", "--lag", group, "--coordination-topic", coordination)

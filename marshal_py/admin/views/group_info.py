@@ -33,9 +33,11 @@ class MemberInfo(Struct, frozen=True):
     """A live session, which is one consumer in one group.
 
     `member`, `priority_group`, `priority`, `min_pending`, `min_ack_pending`: the options of the consumer; None, and 0
-    for the priority, if it did not give them. `library`: the name and version of its library. `interval_s`: its
-    heartbeat interval in seconds. `claims`: the partitions that it owns. `stepped_down`: whether it is the last
-    candidate for every partition because somebody called `Group.step_down`, or `Group.unpin`.
+    for the priority, if it did not give them. `delivery`, `topics`: its mode, and the topics and patterns that it
+    consumes. `library`: the name and version of its library; `reads_version`: the newest version of records that it
+    reads. `witness`: who ends the session if the process dies; None if nobody does. `interval_s`: its heartbeat
+    interval in seconds. `claims`: the partitions that it owns. `stepped_down`: whether it is the last candidate for
+    every partition because somebody called `Group.step_down`, or `Group.unpin`.
     `last_sign_s`: how many seconds ago its last sign of life was, by this machine's clock; None if that is not known,
     as in GroupInfo. `state`: "fresh" until an interval after it, "unknown" until two, or if it is not known, then
     "stale": the consumer is silent, so dead, stopped or cut off, and the others evict it.
@@ -49,7 +51,11 @@ class MemberInfo(Struct, frozen=True):
     priority: int
     min_pending: int | None
     min_ack_pending: int | None
+    delivery: str
+    topics: tuple[str, ...]
     library: str
+    reads_version: int
+    witness: str | None
     interval_s: float
     claims: tuple[str, ...]
     stepped_down: bool
@@ -201,24 +207,6 @@ def plain(info: GroupInfo) -> dict[str, Any]:
     return found
 
 
-class SessionState(Struct, frozen=True):
-    """A session. `state`: fresh, unknown or stale, by how long ago its last sign of life was (`last_extended_s`)."""
-
-    session: int
-    client_id: str
-    member: str | None
-    state: str
-    last_extended_s: float | None
-    interval_s: float
-    delivery: str
-    topics: tuple[str, ...]
-    claims: int
-    witness: str | None
-    stepped_down: bool
-    library: str
-    reads_version: int
-
-
 class PartitionState(Struct, frozen=True):
     """A partition. `owner`: the client id of `session`, which claimed it by the record at `epoch`."""
 
@@ -246,21 +234,14 @@ class GroupState(Struct, frozen=True):
     deleted: bool
     opaque_at: int | None
     pause: PauseInfo | None
-    sessions: tuple[SessionState, ...]
+    sessions: tuple[MemberInfo, ...]
     partitions: tuple[PartitionState, ...]
     notices: tuple[str, ...] = ()
 
 
-class PartitionLag(Struct, frozen=True):
-    """How far a partition is behind, how fast its position moves, and how long it takes to its end."""
+class PartitionLag(PartitionState, frozen=True):
+    """A partition, how fast its position moves, and how long it takes to its end."""
 
-    topic: str
-    partition: int
-    owner: str | None
-    position: int | None
-    end: int | None
-    lag: int | None
-    parked: str | None
     per_second: float
     time_s: float | None
 

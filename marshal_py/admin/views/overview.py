@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
+from msgspec.structs import asdict
+
 from marshal_py.admin.views.group_info import (
     GroupInfo,
     GroupLag,
@@ -19,7 +21,6 @@ from marshal_py.admin.views.group_info import (
     PinInfo,
     PositionInfo,
     PriorityGroupState,
-    SessionState,
     SettingsOrigin,
 )
 from marshal_py.admin.views.pause_history import PauseHistory
@@ -43,7 +44,7 @@ def summary(
     group: Group, extended_ms: Mapping[int, int] | None = None, now_ms: float = 0, not_consumed: Iterable[str] = ()
 ) -> GroupSummary:
     """Returns a group in one line. A session restored from a snapshot is missing in `extended_ms`."""
-    found = [_session(session, (extended_ms or {}).get(session.id), now_ms) for session in group.sessions.values()]
+    found = members(group, extended_ms, now_ms)
     return GroupSummary(
         group=group.name,
         delivery=MODE_NAMES[group.mode],
@@ -56,7 +57,7 @@ def summary(
         deleted=group.deleted,
         opaque=group.opaque_at != NONE,
         stale=sum(one.state == "stale" for one in found),
-        last_sign_s=min((one.last_extended_s for one in found if one.last_extended_s is not None), default=None),
+        last_sign_s=min((one.last_sign_s for one in found if one.last_sign_s is not None), default=None),
         not_consumed=tuple(not_consumed),
     )
 
@@ -264,7 +265,11 @@ def _member(group: Group, session: Session, extended_ms: int | None, now_ms: flo
         priority=session.join.priority,
         min_pending=session.join.min_pending or None,
         min_ack_pending=session.join.min_ack_pending or None,
+        delivery=MODE_NAMES[session.join.mode],
+        topics=session.join.topics,
         library=session.join.library,
+        reads_version=session.join.reads_version,
+        witness=session.join.witness or None,
         interval_s=session.join.interval_ms / 1000,
         claims=tuple(sorted(str(group.claims[epoch].tp) for epoch in session.epochs)),
         stepped_down=session.mark != NONE,
@@ -382,32 +387,9 @@ def state(
         deleted=group.deleted,
         opaque_at=group.opaque_at if group.opaque_at != NONE else None,
         pause=pause(group, pause_history, round(now_ms)),
-        sessions=tuple(
-            _session(session, extended_ms.get(session.id), now_ms)
-            for session in sorted(group.sessions.values(), key=lambda session: session.id)
-        ),
+        sessions=tuple(sorted(members(group, extended_ms, now_ms), key=lambda member: member.session)),
         partitions=tuple(_partition(group, tp, ends.get(tp), recreated) for tp in partitions(group)),
         notices=tuple(map(str, notices)),
-    )
-
-
-def _session(session: Session, extended_ms: int | None, now_ms: float) -> SessionState:
-    interval_s = session.join.interval_ms / 1000
-    age_s = _age_s(extended_ms, now_ms)
-    return SessionState(
-        session=session.id,
-        client_id=session.join.client_id,
-        member=session.join.member or None,
-        state=liveness(age_s, interval_s),
-        last_extended_s=age_s,
-        interval_s=interval_s,
-        delivery=MODE_NAMES[session.join.mode],
-        topics=session.join.topics,
-        claims=session.held,
-        witness=session.join.witness or None,
-        stepped_down=session.mark != NONE,
-        library=session.join.library,
-        reads_version=session.join.reads_version,
     )
 
 
@@ -451,8 +433,7 @@ def lag(
             speed, behind = rate.per_second(group.name, tp, now_ms), row.lag
             moves = speed > 0 and row.owner is not None
             time_s = None if behind is None else 0.0 if not behind else round(behind / speed, 1) if moves else None
-            facts = (row.topic, row.partition, row.owner, row.position, row.end, behind, row.parked)
-            rows.append(PartitionLag(*facts, round(speed, 1), time_s))
+            rows.append(PartitionLag(**asdict(row), per_second=round(speed, 1), time_s=time_s))
     known = [row.lag for row in rows if row.lag is not None]
     times = [row.time_s for row in rows if row.lag is not None]
     moving = [time_s for time_s in times if time_s is not None]
