@@ -16,9 +16,8 @@ from marshal_py.admin.views.group_info import (
     PriorityGroupState,
     SettingsOrigin,
 )
-from marshal_py.client.process.settings import LaneInfo, ProcessStats
 from marshal_py.client.process.worker_processes import PlainMessage
-from marshal_py.client.values.info import ClaimInfo, ConsumerInfo
+from marshal_py.client.values.info import ClaimInfo, ConsumerInfo, LaneInfo, ProcessStats
 from marshal_py.topics.purging import TopicInfo
 from marshal_py.topics.stored import EndOfBatch, StoredBatch
 from marshal_py.transport.ports import BrokerInfo

@@ -88,7 +88,7 @@ def _state(observer: Observer, looking: Looking, log: int, group: Group, now_ms:
     ends = observer.ends(tp for tp in overview.partitions(group) if tp.partition >= 0)
     recreated = find_recreated(group, observer.topics)
     signs, pauses = observer.signs_of(log), looking.pause_history(log, group)
-    notices = looking.causes(log, group, now_ms, ends, in_cluster)
+    notices = [*looking.causes(log, group, now_ms, ends, in_cluster), *looking.held_up(group, now_ms)]
     return overview.state(group, log, signs, ends, now_ms, pauses, recreated, notices)
 
 
@@ -145,7 +145,7 @@ def _lag(options: ReadOptions, group: str) -> None:
         require_group(observer, group)
         assert state is not None  # require_group has checked it
         ends = observer.ends(tp for tp in overview.partitions(state) if tp.partition >= 0)
-        told = looking.causes(log, state, observer.as_of_ms, ends)
+        told = [*looking.causes(log, state, observer.as_of_ms, ends), *looking.held_up(state, observer.as_of_ms)]
     recreated = find_recreated(state, observer.topics)
     found = overview.lag(state, ends, rate, observer.as_of_ms, recreated, told)
     if options.as_json:

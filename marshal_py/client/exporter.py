@@ -6,10 +6,12 @@ prometheus-client is imported only when it is used: programs without metrics do 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any, Final, Self
 
 from marshal_py.client.marshal import Marshal
 from marshal_py.client.metrics import ConsumerMetrics, PartitionMetrics
+from marshal_py.client.values.info import HANDLER_S
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
 from marshal_py.protocol.member.waiting import CAUSES, OBSERVED
 
@@ -52,6 +54,18 @@ PARTITION_GAUGES: Final = {
     "oldest_unacked_ms": "For how long the oldest unacked message's handler has been silent, 0 if there is none.",
     "delayed": "Messages given back that wait to be delivered again; at 1,000 the partition delivers nothing new.",
     "most_deliveries": "Deliveries of the most often delivered unfinished message; it grows with a poison message.",
+    "oldest_unfinished_ms": "For how long the program has had its lowest unfinished message, 0 if it has none.",
+}
+# Of a `process`, by field of ProcessStats.
+PROCESS_COUNTERS: Final = {
+    "finished": "Messages whose handlers have returned.",
+    "retried": "Messages that are tried again after an error or a Retry.",
+    "ended": "Messages that were rejected, or have failed too often.",
+}
+PROCESS_GAUGES: Final = {
+    "working": "Messages that handlers have.",
+    "retrying": "Messages that were given back, for which their lanes wait.",
+    "oldest_s": "For how many seconds the oldest unfinished message has been in work or waiting.",
 }
 
 
@@ -99,11 +113,36 @@ class Collector:
             for cause in (each for each in CAUSES if each not in OBSERVED):
                 metric.add_metric((consumer.group, consumer.client_id, cause), consumer.not_consumed.get(cause, 0))
         yield metric
+        yield from self._process(found.consumers)
         for name, text in PARTITION_GAUGES.items():
             metric = core.GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=("group", "topic", "partition"))
             for consumer, partition in _claims(found.consumers):
                 metric.add_metric((consumer.group, partition.topic, str(partition.partition)), getattr(partition, name))
             yield metric
+
+    def _process(self, consumers: list[ConsumerMetrics]) -> Iterator[Any]:
+        """Yields the figures of each `process`."""
+        core, labels = self._families, ("group", "client_id")
+        running = [((one.group, one.client_id), one.process) for one in consumers if one.process is not None]
+        for names, family in ((PROCESS_COUNTERS, core.CounterMetricFamily), (PROCESS_GAUGES, core.GaugeMetricFamily)):
+            for name, text in names.items():
+                metric = family(f"{PREFIX}_process_{name}", text, labels=labels)
+                for named, stats in running:
+                    metric.add_metric(named, float(getattr(stats, name)))
+                yield metric
+        waiting = core.GaugeMetricFamily(
+            f"{PREFIX}_process_waiting",
+            "Messages that wait in lanes, by what they wait for.",
+            labels=(*labels, "reason"),
+        )
+        times = core.HistogramMetricFamily(f"{PREFIX}_process_handler_s", "Seconds that handlers took.", labels=labels)
+        for named, stats in running:
+            for reason, count in stats.waiting_for.items():
+                waiting.add_metric((*named, reason), count)
+            bounds = [*map(str, HANDLER_S), "+Inf"]
+            times.add_metric(named, list(zip(bounds, accumulate(stats.handler_s), strict=True)), stats.handler_sum_s)
+        yield waiting
+        yield times
 
 
 def _claims(consumers: list[ConsumerMetrics]) -> Iterator[tuple[ConsumerMetrics, PartitionMetrics]]:

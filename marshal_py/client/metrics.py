@@ -14,8 +14,9 @@ from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.redelivery import most_deliveries, redeliveries_of
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.driver.standing import not_consumed
-from marshal_py.client.values.info import in_flight
+from marshal_py.client.values.info import ProcessStats, in_flight
 from marshal_py.protocol.claims.claim import Claim
+from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.wire.identity import NONE, Instant
 
 
@@ -29,6 +30,8 @@ class PartitionMetrics(Struct, frozen=True):
     oldest unacked message has been silent; 0 if no handler has a message. `most_deliveries`: how often the message at
     the position, or one above it that came again here, was delivered: the most of those that are unfinished, 0 if there
     is none. A message that is given back again and again, or that kills its consumers, makes it grow.
+    `oldest_unfinished_ms`: for how long the program has had the lowest message that is not finished, in a handler, in a
+    lane of a `process`, or given back; 0 if it has none.
     """
 
     topic: str
@@ -42,6 +45,7 @@ class PartitionMetrics(Struct, frozen=True):
     delayed: int = 0
     oldest_unacked_ms: int = 0
     most_deliveries: int = 0
+    oldest_unfinished_ms: int = 0
 
 
 class ConsumerMetrics(Struct, frozen=True):
@@ -60,7 +64,8 @@ class ConsumerMetrics(Struct, frozen=True):
     program has been in no call that asks for messages (`fetch`, `next`, a loop, `consume`), since the consumer was made
     if in none so far; some hundred at most while it waits in one. -1 for a planner, whose messages others read.
     `not_consumed`: the causes for which nobody consumes partitions of the group, or this consumer none
-    (docs/operations.md): of how many partitions each, or 1 where it is all of them or this consumer.
+    (docs/operations.md): of how many partitions each, or 1 where it is all of them or this consumer. `process`: the
+    figures of its running `process`, None without one.
     """
 
     group: str
@@ -90,6 +95,7 @@ class ConsumerMetrics(Struct, frozen=True):
     last_asked_ms: int = -1
     grants_lost: int = 0
     not_consumed: dict[str, int] = {}
+    process: ProcessStats | None = None
 
     @property
     def delayed(self) -> int:
@@ -140,6 +146,7 @@ def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
     answers = queue.answers if isinstance(queue, DeliveryQueue) else None
     naks, redelivered, terminated = (answers.naks, answers.redelivered, answers.terminated) if answers else (0, 0, 0)
     letters, undelivered = (answers.letters, answers.undelivered) if answers else (None, 0)
+    process = queue.window.process if isinstance(queue, DeliveryQueue) else None
     return ConsumerMetrics(
         member.name,
         member.options.client_id,
@@ -168,6 +175,7 @@ def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
         max(0, now.mono_ms - queue.asked_ms) if isinstance(queue, DeliveryQueue) else -1,
         member.grants_lost,
         not_consumed(driver),
+        process.stats() if process is not None else None,
     )
 
 
@@ -185,4 +193,10 @@ def _partitions(driver: ConsumerDriver, claims: Iterable[Claim], now: Instant) -
             len(again.waiting) if (again := redeliveries_of(claim)) is not None else 0,
             0 if (since_ms := claim.handler_since_ms()) is None else max(0, now.mono_ms - since_ms),
             most_deliveries(claim),
+            _oldest_unfinished_ms(claim, now),
         )
+
+
+def _oldest_unfinished_ms(claim: Claim, now: Instant) -> int:
+    first = claim.tracker.first_taken() if isinstance(claim.tracker, AtLeastOnce) else None
+    return 0 if first is None else max(0, now.mono_ms - first[0])

@@ -18,6 +18,7 @@ from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.waiting import HANGS_MS, UNOWNED_MS, Facts, Standstill, standstills
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import Note
 from marshal_py.protocol.wire.subscription import consumed
 
 
@@ -28,6 +29,7 @@ class Looking:
         self._observer = observer
         self._pauses: dict[str, PauseHistory] = {}
         self._unanswered: dict[int, Unanswered] = {}  # by log
+        self._held_up: dict[tuple[str, TopicPartition], tuple[Note, int]] = {}  # the newest, with its timestamp
         self._first_ms: dict[int, int] = {}  # by log: timestamp of the first record that was read
 
     def read(self, judged: Judged) -> None:
@@ -35,6 +37,10 @@ class Looking:
         self._first_ms.setdefault(record.log, record.timestamp_ms)
         if verdict.group:
             self._pauses.setdefault(verdict.group, PauseHistory(verdict.group)).read(verdict)
+        noted = verdict.record
+        if verdict.accepted and isinstance(noted, Note) and noted.kind == "held_up":
+            tp = TopicPartition(noted.topic, noted.partition)
+            self._held_up[verdict.group, tp] = noted, record.timestamp_ms
         group = self._observer.worlds[record.log].groups.get(verdict.group)
         self._unanswered.setdefault(record.log, Unanswered()).read(group, verdict, record.timestamp_ms)
 
@@ -42,6 +48,16 @@ class Looking:
         """Returns what the log says about the group's pause, also if that is older than what was read."""
         found = self._pauses.setdefault(group.name, PauseHistory(group.name))
         found.recall(group, partial(self._observer.look_up, log))
+        return found
+
+    def held_up(self, group: Group, now_ms: int) -> list[str]:
+        """Returns in words which messages hold up the positions of their partitions, as their owners have said."""
+        found = []
+        for tp, partition in sorted(group.partitions.items()):
+            noted, said_ms = self._held_up.get((group.name, tp), (None, 0))
+            if noted is not None and noted.session == partition.owner and partition.position <= noted.from_:
+                ago_s = max(0, now_ms - said_ms) // 1000
+                found.append(f"{tp} is held up at {noted.from_}: {noted.text} (said {ago_s} s ago)")
         return found
 
     def causes(

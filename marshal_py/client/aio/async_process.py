@@ -16,9 +16,10 @@ from marshal_py.client.aio.event_loop import EventLoop
 from marshal_py.client.connection.context import Context
 from marshal_py.client.messages.message import Message
 from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing
-from marshal_py.client.process.settings import AsyncBatchHandler, AsyncHandler, LaneInfo, ProcessStats
+from marshal_py.client.process.settings import AsyncBatchHandler, AsyncHandler
 from marshal_py.client.receive.consuming import Handler
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
+from marshal_py.client.values.info import LaneInfo, ProcessStats
 from marshal_py.client.values.requests import check_timeout, check_wait
 from marshal_py.errors import InvalidOption, ReentrantCall
 from marshal_py.transport.serialization import K_co, V_co

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, Protocol
 
 from marshal_py.client.delivery.buffers import Buffer
 from marshal_py.client.delivery.redelivery import blocked
+from marshal_py.client.values.info import ProcessStats
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.wire.identity import TopicPartition
@@ -210,6 +211,9 @@ class Taker(Protocol):
 
     def end_of(self, claim: Claim) -> int:
         """Returns the offset below which messages of a claim may come."""
+
+    def stats(self) -> ProcessStats:
+        """Returns how many messages are where now, and how many were answered how."""
 
     def silent_s(self) -> float:
         """Returns for how many seconds no handler has returned while all workers have one."""

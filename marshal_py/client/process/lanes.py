@@ -270,6 +270,17 @@ class Lanes:
         """Yields all lanes with unfinished messages."""
         return (lane for lane in self._lanes.values() if lane.blocked or lane.waiting)
 
+    def waiting_for(self) -> dict[str, int]:
+        """Returns how many messages wait for what (ProcessStats)."""
+        found = dict.fromkeys(("worker", "lane", "retry", "gate"), 0)
+        for lane in self._lanes.values():
+            if lane.waiting:
+                shut = claim_of(lane.waiting[0]) in self.shut
+                before = "lane" if lane.working is not None else "retry" if lane.blocked else "gate" if shut else ""
+                found[before or "worker"] += 1
+                found[before or "lane"] += len(lane.waiting) - 1
+        return found
+
     def all_parked(self) -> list[AnyMessage]:
         if not self.parked:
             return []

@@ -11,11 +11,11 @@ from typing import Any, Generic, Self
 from marshal_py.client.connection.context import Context
 from marshal_py.client.messages.message import Message
 from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing
-from marshal_py.client.process.settings import LaneInfo, ProcessStats
 from marshal_py.client.process.worker_processes import Answer, Work, WorkerProcess
 from marshal_py.client.receive.consume import ConsumeContext
 from marshal_py.client.receive.consuming import AWAIT_IT, Handler
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
+from marshal_py.client.values.info import LaneInfo, ProcessStats
 from marshal_py.client.values.requests import check_timeout, check_wait
 from marshal_py.errors import InvalidOption, ReentrantCall
 from marshal_py.transport.serialization import K_co, V_co

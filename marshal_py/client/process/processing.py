@@ -30,9 +30,10 @@ from marshal_py.client.messages.message import (
     waits_s,
 )
 from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
-from marshal_py.client.process.settings import LaneInfo, ProcessStats, Settings, outcomes_of
+from marshal_py.client.process.settings import Settings, outcomes_of
 from marshal_py.client.receive.consuming import report_failure
 from marshal_py.client.receive.receiving import Receiving
+from marshal_py.client.values.info import HandlerTimes, LaneInfo, ProcessStats
 from marshal_py.client.values.retry import Reject, Retry
 from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.claims.delivery import AtLeastOnce
@@ -40,6 +41,10 @@ from marshal_py.transport.serialization import K_co, V_co
 
 LOOK_S: Final = 0.05  # between two looks for claims that end
 SHUT_S: Final = 0.01  # before a handler is tried again whose message came, and whose gate has shut since
+HELD_UP_S: Final = 10.0  # how long a message holds up its position before that is reported; then twice as long, ...
+HELD_UP_LOOK_S: Final = 1.0  # between two looks for such messages
+HOLDS: Final = {"working": "a handler has it", "retrying": "it is tried again later", "ready": "it waits", "": "?"}
+KEY_CHARS_MAX: Final = 80  # of a key in a report
 IDLE_S: Final = 0.5  # how long a worker waits for a message before it looks whether it must end
 FOLLOWS: Final = "it follows a dead letter of its key"
 
@@ -66,6 +71,9 @@ class Processing(Generic[K_co, V_co]):
         self._share_bytes, self._timeout_s = driver.options.prefetch_bytes, driver.options.handler_timeout_s
         self._begun_s: dict[int, float] = {}  # by id of a message that a handler has: since when
         self._finished = self._retried = self._ended = 0
+        self._times = HandlerTimes()
+        self._held_up: dict[Claim, tuple[int, float]] = {}  # offset that holds up its position, age for the next report
+        self._held_up_look_s = self._monotonic() + HELD_UP_LOOK_S
         self._batches = 0  # in work
         self._filling_since: float | None = None  # since when messages wait for the next batch to be full
         self._pid = os.getpid()
@@ -310,6 +318,10 @@ class Processing(Generic[K_co, V_co]):
                 outcomes = outcomes_of(result, len(batch))
             except Exception as refused:
                 outcomes, ends = [refused] * len(batch), True
+        with self._lock:
+            begun_s = self._begun_s.get(id(batch[0]))
+            if begun_s is not None:
+                self._times.add(self._monotonic() - begun_s)
         again: set[LaneKey] = set()
         for message, outcome in zip(batch, outcomes, strict=True):
             with self._lock:
@@ -357,8 +369,10 @@ class Processing(Generic[K_co, V_co]):
                 self.changed.notify()
 
     def _returned(self, message: AnyMessage) -> None:
-        self._worked_at = self._monotonic()
-        self._begun_s.pop(id(message), None)
+        self._worked_at = now_s = self._monotonic()
+        begun_s = self._begun_s.pop(id(message), None)
+        if begun_s is not None and self.settings.batch is None:
+            self._times.add(now_s - begun_s)
 
     def _end(self, message: Message[K_co, V_co], reason: str) -> None:
         """Ends a message for good: it goes to the dead letters."""
@@ -414,6 +428,35 @@ class Processing(Generic[K_co, V_co]):
                     self._lanes.abandon(message)
             if over or done:
                 self.changed.notify_all()
+        if now_s >= self._held_up_look_s:
+            self._held_up_look_s = now_s + HELD_UP_LOOK_S
+            self._report_held_up()
+
+    def _report_held_up(self) -> None:
+        """Reports messages that have held up the position of their partition for long: others above are finished."""
+        with self._context.outbox, self._context.lock:
+            now_ms, known = self._context.clock.now().mono_ms, self._held_up
+            self._held_up = {}
+            for claim in self._driver.member.claims.values():
+                tracker = claim.tracker
+                assert isinstance(tracker, AtLeastOnce)  # check_settings
+                first = tracker.first_taken()
+                if first is None or not tracker.finished_above:
+                    continue
+                since_ms, offset = first
+                age_s, (before, due_s) = (now_ms - since_ms) / 1000, known.get(claim, (offset, HELD_UP_S))
+                due_s = due_s if before == offset else HELD_UP_S
+                if age_s >= due_s:
+                    self._note_held_up(claim, offset, age_s, tracker)
+                    due_s = 2 * max(age_s, HELD_UP_S)
+                self._held_up[claim] = offset, due_s
+
+    def _note_held_up(self, claim: Claim, offset: int, age_s: float, tracker: AtLeastOnce) -> None:
+        found = [lane for lane in self.lanes() if (lane.topic, lane.partition, lane.offset) == (*claim.tp, offset)]
+        key, state = (found[0].key, found[0].state) if found else (None, "")
+        named = "" if key is None else f" of key {key!r:.{KEY_CHARS_MAX}}"
+        text = f"the message{named} is not finished after {age_s:.0f} s, and {tracker.finished_above} above it are"
+        self._queue.answers.reports.note("held_up", claim, offset, f"{text}: {HOLDS[state]}")
 
     def drain(self) -> None:
         """Has nothing wait behind messages that are tried again later: a drain does not wait for these."""
@@ -469,9 +512,25 @@ class Processing(Generic[K_co, V_co]):
         return 0 if self.over else len(self._lanes.ready)
 
     def stats(self) -> ProcessStats:
+        with self._context.lock:
+            now_ms = self._context.clock.now().mono_ms
+            trackers = [claim.tracker for claim in self._driver.member.claims.values()]
+            first = [one.first_taken() for one in trackers if isinstance(one, AtLeastOnce)]
+        oldest_ms = max((now_ms - one[0] for one in first if one is not None), default=0)
         with self._lock:
-            lanes = self._lanes
-            return ProcessStats(lanes.working, lanes.waiting, lanes.parked, self._finished, self._retried, self._ended)
+            lanes, times = self._lanes, self._times
+            return ProcessStats(
+                lanes.working,
+                lanes.waiting,
+                lanes.parked,
+                self._finished,
+                self._retried,
+                self._ended,
+                lanes.waiting_for(),
+                max(0, oldest_ms) / 1000,
+                tuple(times.counts),
+                times.sum_s,
+            )
 
     def lanes(self) -> list[LaneInfo]:
         with self._lock:

@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypedDict
 
-from msgspec import Struct
-
 from marshal_py.client.messages.message import Message
 from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.client.values.requests import check_timeout
@@ -44,33 +42,6 @@ class ProcessKeywords(TypedDict, Generic[K_co, V_co], total=False):
     retry_on: type[Exception] | Iterable[type[Exception]]
     after_dead_letter: AfterDeadLetter
     window: int
-
-
-class LaneInfo(Struct, frozen=True):
-    """A lane with unfinished messages. `key`: what names it; None in a lane of a partition or of messages
-    without a key. `offset`: its first unfinished message. `waiting`: how many messages wait in it. `state`: "working",
-    "retrying", "ready"."""
-
-    topic: str
-    partition: int
-    key: Hashable
-    offset: int
-    waiting: int
-    state: str
-
-
-class ProcessStats(Struct, frozen=True):
-    """Counts messages of one `process`. Now: `working` (handlers have them), `waiting` (in lanes), `retrying` (given
-    back, their lanes wait for them). Since it began: `finished` (acked), `retried` (given back after an error or
-    `Retry`), `ended` (by `Reject`, after their last delivery, or behind such a message: they go to the dead
-    letters)."""
-
-    working: int
-    waiting: int
-    retrying: int
-    finished: int
-    retried: int
-    ended: int
 
 
 @dataclass(frozen=True)

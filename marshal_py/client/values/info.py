@@ -6,6 +6,10 @@ tuple: its fields have names alone, so a release can add some and breaks nobody 
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Hashable
+from typing import Final
+
 from msgspec import Struct
 
 from marshal_py.protocol.claims.claim import Claim
@@ -114,3 +118,56 @@ def awaited(claim: Claim) -> int:
     """Returns how many messages of the claim handlers have or will have, without those that were given back."""
     claim.settle()
     return claim.tracker.awaited if isinstance(claim.tracker, AtLeastOnce) else 0
+
+
+class LaneInfo(Struct, frozen=True):
+    """A lane with unfinished messages. `key`: what names it; None in a lane of a partition or of messages
+    without a key. `offset`: its first unfinished message. `waiting`: how many messages wait in it. `state`: "working",
+    "retrying", "ready"."""
+
+    topic: str
+    partition: int
+    key: Hashable
+    offset: int
+    waiting: int
+    state: str
+
+
+class ProcessStats(Struct, frozen=True):
+    """Counts messages of one `process`. Now: `working` (handlers have them), `waiting` (in lanes), `retrying` (given
+    back, their lanes wait for them). Since it began: `finished` (acked), `retried` (given back after an error or
+    `Retry`), `ended` (by `Reject`, after their last delivery, or behind such a message: they go to the dead letters).
+
+    `waiting_for`: how many of `waiting` wait for what: "worker" (nothing but a free one), "lane" (a message before them
+    is in work), "retry" (one before them is tried again later), "gate" (their partition is paused or moves).
+    `oldest_s`: for how long the oldest unfinished message has been here, in work or waiting; 0 if there is none.
+    `handler_s`: how many handlers took at most so many seconds, by the bounds of HANDLER_S, and more than all of them;
+    `handler_sum_s`: how many seconds all of them took together.
+    """
+
+    working: int
+    waiting: int
+    retrying: int
+    finished: int
+    retried: int
+    ended: int
+    waiting_for: dict[str, int] = {}
+    oldest_s: float = 0.0
+    handler_s: tuple[int, ...] = ()
+    handler_sum_s: float = 0.0
+
+
+# Upper bounds of a histogram, in seconds: those that OpenTelemetry advises for messaging.process.duration, and longer.
+HANDLER_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
+
+
+class HandlerTimes:
+    """Counts how long handlers took. Callers hold a lock."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = [0] * (len(HANDLER_S) + 1)
+        self.sum_s: float = 0.0
+
+    def add(self, took_s: float) -> None:
+        self.counts[bisect_left(HANDLER_S, took_s)] += 1
+        self.sum_s += took_s

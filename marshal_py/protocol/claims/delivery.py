@@ -521,6 +521,21 @@ class AtLeastOnce:
         run = self.runs[0]
         return run.offsets[run.low]
 
+    def first_taken(self) -> tuple[int, int] | None:
+        """Returns (monotonic ms, offset): since when the program has had the lowest unfinished message, in work or
+        waiting; None if it has none."""
+        self.settle()
+        self._low()
+        run = self.runs[0] if self.runs else None
+        if run is None or run.low >= run.delivered:
+            return None
+        return run.delivered_ms(run.low), run.offsets[run.low]
+
+    @property
+    def finished_above(self) -> int:
+        """Returns how many messages are finished above the lowest unfinished one."""
+        return sum(len(run.finished) + (run.low if at else 0) for at, run in enumerate(self.runs))
+
     @property
     def in_flight(self) -> int:
         """Returns how many messages were delivered and are not finished."""
