@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from marshal_py.client.messages.message import begin, claim_of
+from marshal_py.client.messages.message import claim_of
 from marshal_py.client.process import processing
 from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
 from marshal_py.client.process.processing import Processing
@@ -71,9 +71,14 @@ def k7() -> list[Patch]:
 
 
 def k8() -> list[Patch]:
+    may_begin = Processing._may_begin
+
     def whatever_is_paused(self: Processing[Any, Any], message: AnyMessage) -> bool | None:
-        with self._context.lock:
-            return begin(message, self._context.clock.now())
+        paused, self._queue.user_paused = self._queue.user_paused, set()
+        try:
+            return may_begin(self, message)
+        finally:
+            self._queue.user_paused = paused
 
     return [(Processing, "_may_begin", whatever_is_paused)]
 

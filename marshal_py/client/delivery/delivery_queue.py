@@ -256,7 +256,10 @@ class DeliveryQueue:
     def to_deliver(self, count_bytes: bool = False) -> tuple[int, int]:
         """Returns messages and bytes (0 without `count_bytes`) of claims that may deliver more (AckWindow), granted or
         not."""
-        sizes = [(buffer, buffer.size) for buffer, claim in self.delivering() if self.window.room(claim, buffer)]
+        delivering = self.delivering()
+        sizes = [
+            (buffer, buffer.size) for buffer, claim in delivering if buffer.fetched and self.window.opens(claim, buffer)
+        ]
         size_bytes = sum([buffer.bytes_of(size, message_bytes) for buffer, size in sizes]) if count_bytes else 0
         return sum([size for _, size in sizes]), size_bytes
 
@@ -419,7 +422,7 @@ class DeliveryQueue:
                     return due
                 if not buffer.fetched:
                     continue
-            if not self.window.room(claim, buffer):
+            if not self.window.opens(claim, buffer):
                 continue
             there = len(buffer.fetched[0].messages) - buffer.fetched[0].at
             count = 1 if claim.one_by_one else there

@@ -245,6 +245,18 @@ class AckWindow:
         room = sys.maxsize if self.process is None else buffer.room_below(self.process.end_of(claim))
         return room if self.most is None else max(0, min(room, self.most - claim.tracker.taken))
 
+    def opens(self, claim: Claim, buffer: Buffer) -> bool:
+        """Returns whether there is room for the first message of `buffer`, if it has one."""
+        if blocked(claim):
+            return False
+        if not isinstance(claim.tracker, AtLeastOnce):
+            return True
+        if self.process is not None and buffer.fetched:
+            head = buffer.fetched[0]
+            if (head.messages[head.at].offset() or 0) >= self.process.end_of(claim):
+                return False
+        return self.most is None or claim.tracker.taken < self.most
+
     def wait_s(self, buffers: Iterable[Buffer], delivered: int) -> float | None:
         """Returns how long to wait for acks before looking again; None if nothing waits. The waits grow until
         `delivered`, the consumer's count, changes."""
@@ -267,7 +279,7 @@ class AckWindow:
         """Yields the claims of which messages are buffered and none may be delivered before another is finished."""
         for buffer in buffers if self.bounds else ():
             claim = buffer.claim
-            if claim is not None and buffer.fetched and not buffer.paused_by_user and not self.room(claim, buffer):
+            if claim is not None and buffer.fetched and not buffer.paused_by_user and not self.opens(claim, buffer):
                 yield claim
 
 

@@ -510,17 +510,10 @@ def queue(message: Message[Any, Any], silent_since_ms: Callable[[], int | None])
         tracker.queue(run, message._index, silent_since_ms)
 
 
-def begin(message: Message[Any, Any], now: Instant) -> bool | None:
-    """Under the lock: whether a handler may begin with a message that is queued, which is delivered by that. None: the
-    gate is shut, or its partition is about to move. False: it has moved."""
-    delivered = message._delivered
-    if delivered.claim.sealed:
-        return False
-    if not delivered.context.member.may_deliver(delivered.claim.epoch, now):
-        return None
-    tracker, run = _tracked(delivered)
-    tracker.begin(run, message._index, now.mono_ms)
-    return True
+def begin(message: Message[Any, Any], mono_ms: int) -> None:
+    """Notes that the handler of a queued message begins, which delivers it. With the lock held, and the gate open."""
+    tracker, run = _tracked(message._delivered)
+    tracker.begin(run, message._index, mono_ms)
 
 
 def is_done(message: Message[Any, Any]) -> bool:

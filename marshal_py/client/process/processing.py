@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from typing import Final, Generic
 
 from marshal_py.client.connection.context import ForkedLock, watch_forks
+from marshal_py.client.delivery.delivery_queue import GATE_MS
 from marshal_py.client.delivery.prefetch import Taker
 from marshal_py.client.messages.message import (
     Message,
@@ -35,8 +36,9 @@ from marshal_py.client.receive.consuming import report_failure
 from marshal_py.client.receive.receiving import Receiving
 from marshal_py.client.values.info import HandlerTimes, LaneInfo, ProcessStats
 from marshal_py.client.values.retry import Reject, Retry
-from marshal_py.protocol.claims.claim import Claim
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.wire.identity import Instant
 from marshal_py.transport.serialization import K_co, V_co
 
 LOOK_S: Final = 0.05  # between two looks for claims that end
@@ -69,6 +71,8 @@ class Processing(Generic[K_co, V_co]):
         self._lanes = Lanes()
         self._worked_at = self._monotonic()
         self._share_bytes, self._timeout_s = driver.options.prefetch_bytes, driver.options.handler_timeout_s
+        # Until when a claim may deliver, in ns of the boot clock, and when that was found. Under the Marshal's lock.
+        self._gates: dict[Claim, tuple[int, Instant]] = {}
         self._begun_s: dict[int, float] = {}  # by id of a message that a handler has: since when
         self._finished = self._retried = self._ended = 0
         self._times = HandlerTimes()
@@ -201,11 +205,22 @@ class Processing(Generic[K_co, V_co]):
                 self._lanes.reopen(claim)
 
     def _may_begin(self, message: AnyMessage) -> bool | None:
-        """Tells whether a handler may begin with a message now. None: later. False: its partition has moved."""
+        """Tells whether a handler may begin with a message now. None: later. False: its partition has moved.
+
+        As in an iteration, the clocks of the lease are read every GATE_MS, and the boot clock alone in between."""
+        claim, clock = claim_of(message), self._context.clock
         with self._context.lock:
-            if claim_of(message).tp in self._queue.user_paused:
+            if claim.tp in self._queue.user_paused:
                 return None
-            return begin(message, self._context.clock.now())
+            until_ns, now = self._gates.get(claim, (0, None))
+            if now is None or claim.one_by_one or claim.phase is not ClaimPhase.OPEN or clock.boot_ns() >= until_ns:
+                now = clock.now()
+                open_ms = self._driver.member.open_ms(claim.epoch, now)
+                self._gates[claim] = (now.boot_ms + min(open_ms, GATE_MS)) * 1_000_000, now
+                if open_ms <= 0:
+                    return False if claim.sealed else None
+            begin(message, now.mono_ms)
+            return True
 
     def settle(self, message: Message[K_co, V_co], error: BaseException | None, *, ends: bool | None = None) -> None:
         """Carries out a handler's answer: it returned (`error` None) or raised. `ends`: whether the error ends the
@@ -419,6 +434,7 @@ class Processing(Generic[K_co, V_co]):
                 self._lanes.unpark(message)
             over = [claim for claim in self._lanes.held if claim.sealed]
             for claim in over:
+                self._gates.pop(claim, None)
                 self._lanes.take_waiting(claim)
                 if not self._lanes.held[claim].messages:
                     self._lanes.forget_claim(claim)

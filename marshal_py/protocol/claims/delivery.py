@@ -85,8 +85,8 @@ class OffsetRun:
         if not count:
             return
         noted, in_order = acks[:count], range(low, low + count)
-        plain = not self.finished and not self.queued
-        if plain and noted[0] == low and noted[-1] == in_order[-1] and noted == list(in_order):
+        plain = not self.finished and noted[0] == low and noted[-1] == in_order[-1]
+        if plain and noted == list(in_order) and (not self.queued or self.queued.isdisjoint(in_order)):
             self.low = in_order.stop  # as nearly always
         else:
             for index in noted:
@@ -565,7 +565,6 @@ class AtLeastOnce:
 
     def begin(self, run: OffsetRun, index: int, mono_ms: int) -> None:
         """Records that the handler of a queued message begins: now it is delivered (D17)."""
-        run.settle()
         run.begin(index)
         self.touch(run, index, index + 1, mono_ms)
 
