@@ -19,7 +19,7 @@ from marshal_py.client.driver import divergence_report
 from marshal_py.client.values.position_text import EARLIEST, OFFSET, moment_ms, parse
 from marshal_py.errors import GroupDeleted, InvalidOption
 from marshal_py.history import explain as history
-from marshal_py.history import states
+from marshal_py.history import state_differences
 from marshal_py.history.explain import LINES_MAX, Cut, Explanation, Line, Standing
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import World
@@ -182,7 +182,7 @@ def _diff(options: ReadOptions, group: str, earlier: Cut, later: Cut) -> None:
 
 def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord], as_json: bool) -> None:
     """Prints how the state that a diverged client saved differs from what the log folds to at the same offset."""
-    group, at_offset, found = kept["group"], kept["at_offset"], states.compare_with_log(kept, world, records)
+    group, at_offset, found = kept["group"], kept["at_offset"], state_differences.compare_with_log(kept, world, records)
     if found is None:
         raise output.CommandFailed(
             f"the state is of offset {at_offset} of log {kept['log']}, incarnation "

@@ -22,7 +22,8 @@ from marshal_py.client.receive.membership import Membership
 from marshal_py.client.values.options import COORDINATION_TOPIC
 from marshal_py.errors import ConsumerClosed, InvalidOption, UnsupportedPlatform
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import EVICT_INTERVALS, NONE
+from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import Evict
 from marshal_py.testing.clock import MovableClock, Timekeeper, marshals_of
 from marshal_py.transport.embedded import Broker

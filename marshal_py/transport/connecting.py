@@ -2,27 +2,23 @@
 
 A call into librdkafka cannot be interrupted by a signal, so the timeout is cut into slices; between them the client's
 errors are handled. librdkafka cannot tell a TLS listener from a server that hangs up, so a port that does not answer is
-tried once with and without TLS. errors.py has the sentence (TlsMismatch), connection_errors.py what librdkafka says of
-certificates and versions.
+tried once with and without TLS (tls.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
-import ssl
-import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from marshal_py.errors import ClusterUnreachable, TlsMismatch
+from marshal_py.errors import ClusterUnreachable
 from marshal_py.transport import settings
 from marshal_py.transport.connection_errors import ConnectionErrors
+from marshal_py.transport.tls import tls_mismatch
 
 logger: Final = logging.getLogger("marshal_py")
 
@@ -90,52 +86,3 @@ def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> st
         client.poll(0)
         reason = errors.reason(error.args[0].str())
         raise ClusterUnreachable(servers, "the cluster's metadata", reason) from error
-
-
-PROBE_TIMEOUT_S: Final = 2.0
-DEFAULT_PORT: Final = 9092
-_API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)  # length, key, version, correlation id, no client id
-_ANSWER_BYTES_MAX: Final = 1 << 20
-
-
-def tls_mismatch(given: Mapping[str, Any]) -> TlsMismatch | None:
-    """Returns an error if a server speaks TLS and the client does not, or the reverse.
-
-    Returns None if no server shows that.
-    """
-    protocol = str(given.get("security.protocol", "plaintext")).lower()
-    ours = protocol.endswith("ssl")
-    for server in str(given["bootstrap.servers"]).split(","):
-        with contextlib.suppress(OSError, ValueError):
-            if ours and _speaks_plainly(_address(server)):
-                return TlsMismatch(server, protocol, "this port answers without TLS")
-            if not ours and _speaks_tls(_address(server)):
-                return TlsMismatch(server, protocol, "this port speaks TLS")
-    return None
-
-
-def _address(server: str) -> tuple[str, int]:
-    host, colon, port = server.strip().rpartition("//")[2].rpartition(":")
-    return (host.strip("[]"), int(port)) if colon else (port, DEFAULT_PORT)
-
-
-def _speaks_tls(address: tuple[str, int]) -> bool:
-    """Returns whether the server answers a TLS handshake, whatever the certificates. Raises OSError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with socket.create_connection(address, PROBE_TIMEOUT_S) as raw:
-        try:
-            with context.wrap_socket(raw, server_hostname=address[0]):
-                return True
-        except ssl.SSLError as error:
-            return "ALERT" in (
-                error.reason or ""
-            )  # a refusal in TLS: of our versions, or for lack of a client certificate
-
-
-def _speaks_plainly(address: tuple[str, int]) -> bool:
-    """Returns whether the server answers an ApiVersions request without TLS. Raises OSError."""
-    with socket.create_connection(address, PROBE_TIMEOUT_S) as raw, raw.makefile("rb") as answer:
-        raw.sendall(_API_VERSIONS)
-        head = answer.read(8)
-        return len(head) == 8 and 0 < int.from_bytes(head[:4], "big") <= _ANSWER_BYTES_MAX and head[4:] == b"\0\0\0\1"

@@ -14,7 +14,7 @@ from pyspark import TaskContext, cloudpickle
 
 from marshal_py.client.ranges.ranges import ClaimedRange
 from marshal_py.errors import BatchRefused, ClusterUnreachable, InvalidOption, RangeLost
-from marshal_py.protocol.wire.identity import Token
+from marshal_py.protocol.wire.fencing_token import Token
 from marshal_py.spark.stream import messages, range_reader
 from marshal_py.spark.stream.messages import Run, arrow_schema, as_arrow, columns_of
 from marshal_py.spark.stream.options import as_options, kafka_options

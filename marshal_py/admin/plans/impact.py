@@ -38,7 +38,8 @@ from marshal_py.protocol.fold.policies import OWN_POLICY
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import EVICT_INTERVALS, NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import (
     PAUSE_MS_MAX,
     Move,

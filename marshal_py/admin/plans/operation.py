@@ -21,7 +21,8 @@ from marshal_py.protocol.fold.world import Group, Session, World
 from marshal_py.protocol.member.advisory import PROBE
 from marshal_py.protocol.time.failure_detector import FailureDetector
 from marshal_py.protocol.time.liveness import Liveness
-from marshal_py.protocol.wire.identity import EVICT_INTERVALS, NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import Evict, Note, Record
 
 BY_BYTES_MAX: Final = 255  # of a text in a record (PROTOCOL.md 4.2)

@@ -12,7 +12,8 @@ from typing import Final
 from marshal_py.admin.plans.operation import GroupContext, Operation, Terms
 from marshal_py.errors import AdminBusy, AdminFailed, InvalidOption, MarshalError
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.wire.identity import EVICT_INTERVALS, NONE, Instant
+from marshal_py.protocol.wire.identity import NONE, Instant
+from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import PAUSE_MS_MAX, ReleaseGroup
 
 DEFAULT_MS: Final = 60_000  # plus twice the longest interval: enough to evict a dead owner

@@ -34,7 +34,9 @@ from marshal_py.protocol.member.waiting import Standstill
 from marshal_py.protocol.policy import candidate_order
 from marshal_py.protocol.policy.restricted import listed, names, owner_of
 from marshal_py.protocol.wire import records
-from marshal_py.protocol.wire.identity import EVICT_INTERVALS, NONE, PIN, Token, TopicPartition
+from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
+from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import BEYOND_END, LAG_UNKNOWN, MODE_NAMES, RECREATED, GroupConfig
 
 SKEW_MS: Final = 2_000  # a smaller difference may be a record's latency

@@ -41,7 +41,8 @@ from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.member_state import Ready, Wanted
 from marshal_py.protocol.wire import codec, records
-from marshal_py.protocol.wire.identity import NONE, Instant, Token, TopicPartition
+from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.transport.ports import Bounds, DataSource, OutOfRange
 
 EVENTS_KEPT: Final = 10_000  # advisories that the user has not asked for; the oldest are dropped first

@@ -25,7 +25,7 @@ from marshal_py.last_will.connecting import WitnessConnection, start_witness
 from marshal_py.last_will.kept_file import KeptFile
 from marshal_py.last_will.messages import Register
 from marshal_py.protocol.member.advisory import Advisory
-from marshal_py.protocol.wire.identity import TRY_INTERVALS
+from marshal_py.protocol.wire.intervals import TRY_INTERVALS
 from marshal_py.protocol.wire.wills import LastWill
 from marshal_py.transport import settings
 

@@ -18,7 +18,8 @@ from marshal_py.protocol.claims.claim import Claim, ClaimPhase, Spans, finished_
 from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.wire.identity import NONE, Instant, Token, TopicPartition
+from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.transport.ports import RawMessage
 from marshal_py.transport.serialization import Deserializer
 

@@ -13,7 +13,8 @@ from marshal_py.client.values.requests import check_timeout
 from marshal_py.errors import DeserializationFailed, InvalidOption, MessageNotPickled
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce, OffsetRun
-from marshal_py.protocol.wire.identity import NONE, Instant, Token, TopicPartition
+from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.transport.ports import RawMessage
 from marshal_py.transport.serialization import K_co, V_co, context_of
 

@@ -25,7 +25,7 @@ from msgspec import Struct
 from marshal_py.client.messages.message import Message
 from marshal_py.client.values.retry import Reject, Retry
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.wire.identity import Token
+from marshal_py.protocol.wire.fencing_token import Token
 from marshal_py.transport.serialization import K_co, V_co
 
 LOOK_S: Final = 0.1  # how often the start of a process looks whether it is still wanted

@@ -24,7 +24,8 @@ from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.wire.identity import NONE, Instant, Token, TopicPartition
+from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import GRANT_OFFSETS_MAX
 from marshal_py.transport.ports import Bounds, Broken, DataSource, OutOfRange
 

@@ -36,7 +36,8 @@ from marshal_py.protocol.wire.codec import (
     decode_body,
     open_envelope,
 )
-from marshal_py.protocol.wire.identity import EVICT_INTERVALS, HASH_NAME, NONE, TopicPartition, route
+from marshal_py.protocol.wire.identity import HASH_NAME, NONE, TopicPartition, route
+from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,

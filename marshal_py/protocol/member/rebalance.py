@@ -22,7 +22,8 @@ from marshal_py.protocol.member.member_state import SENT_AT_ONCE, MemberState, R
 from marshal_py.protocol.member.topology import Topics
 from marshal_py.protocol.time.failure_detector import FailureDetector
 from marshal_py.protocol.time.liveness import SENT_KEPT
-from marshal_py.protocol.wire.identity import EVICT_INTERVALS, NONE, PIN, Instant, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
+from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
     BY_CHARS_MAX,

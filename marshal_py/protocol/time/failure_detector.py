@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from marshal_py.protocol.fold.world import Group, Partition, Session, Topic
 from marshal_py.protocol.time.liveness import WaitClock
-from marshal_py.protocol.wire.identity import EVICT_INTERVALS, NONE, PIN, Instant, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
+from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 
 
 class FailureDetector:

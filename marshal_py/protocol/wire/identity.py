@@ -1,5 +1,4 @@
-"""Defines topic partitions, instants, fencing tokens and intervals, and checks names. Knows no records and reads no
-clock."""
+"""Defines topic partitions and instants, and checks names. Knows no records and reads no clock."""
 
 from __future__ import annotations
 
@@ -13,13 +12,7 @@ from marshal_py.errors import InvalidOption
 ID_BYTES_MAX = 255  # one length byte in the envelope (PROTOCOL.md 4.1)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")  # Kafka's rule
-_TOKEN = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}")
 NONE = -1  # "no offset, no session, no partition" on the wire and in the world (PROTOCOL.md 5)
-
-
-# In heartbeat intervals, as the fold, members, witnesses and admins all count.
-EVICT_INTERVALS: Final = 2  # after so many of its intervals without a sign of life a session may be evicted (F3.2)
-TRY_INTERVALS: Final = EVICT_INTERVALS  # how long a witness tries to publish: then others have waited long enough (T4)
 
 
 class TopicPartition(NamedTuple):
@@ -51,27 +44,6 @@ class Instant(NamedTuple):
         if boot_ms - was_boot_ms > elapsed_ms:
             elapsed_ms = boot_ms - was_boot_ms
         return wall_ms - was_wall_ms if wall_ms - was_wall_ms > elapsed_ms else elapsed_ms
-
-
-class Token(NamedTuple):
-    """The fencing token of a claim (PROTOCOL.md K1). A later claim's token is greater, also as a text.
-
-    `incarnation`: 16 bytes that name the coordination topic; they change if it is created again. `epoch`: offset of the
-    claim's record.
-    """
-
-    incarnation: bytes
-    epoch: int
-
-    def __str__(self) -> str:
-        return f"{self.incarnation.hex()}-{self.epoch:016x}"
-
-    @classmethod
-    def parse(cls, text: str) -> Token:
-        """Returns the token that `str(token)` printed. Raises InvalidOption for any other text."""
-        if _TOKEN.fullmatch(text):
-            return cls(bytes.fromhex(text[:32]), int(text[33:], 16))
-        raise InvalidOption("token", text, "32 hex digits, a dash, 16 hex digits")
 
 
 def check_id(kind: str, value: object) -> str:

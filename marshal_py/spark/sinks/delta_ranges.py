@@ -19,7 +19,7 @@ from deltalake import DeltaTable, Transaction
 
 from marshal_py.client.values.finished import Finished, Kept, Source, Span
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.wire.identity import Token
+from marshal_py.protocol.wire.fencing_token import Token
 
 _BYTES: Final = 7  # of a text or a token in one number, which has 63 bits
 _ID_PARTS: Final = 5  # of the longest topic id: 32 characters
