@@ -195,14 +195,8 @@ class Group:
         If the group exists with these settings already, nothing is written, and the offset of its newest settings is
         returned: -1 if it has none.
 
-        The settings, all optional: `delivery`: "at_least_once" or "at_most_once"; if it is None, the first consumer
-        decides. `policy`: "balanced", "greedy", "own" (each consumer follows its own), "topic", "members", "blocks",
-        "prioritized", "pinned" or "overflow". `max_members`, and `members` (names) or `mappings` (name -> partitions),
-        go with "members" and "blocks"; `priority_groups`, a list of one name, goes with "prioritized", "pinned" and
-        "overflow", `priority_timeout_s` with "pinned", `failover_s` with "overflow", `lag_weighted` (bool) with
-        "balanced". With `on_topic_recreated` "fail" nobody consumes the partitions of a topic that was deleted and
-        created again until somebody moves their positions; with "earliest" they are consumed from their beginnings; if
-        it is None, each consumer does what its own option says.
+        The settings are the fields of GroupConfig, which describes them: `delivery`, `policy`, `on_topic_recreated`,
+        `max_members`, `members`, `mappings`, `priority_groups`, `priority_timeout_s`, `failover_s`, `lag_weighted`.
         Raises AlreadyExists, InvalidOption.
         """
         return self._settle(_named(settings), Terms(reason), watcher, create=True)

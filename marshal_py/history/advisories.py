@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from msgspec import Struct, field
 
@@ -54,6 +54,18 @@ class _KnownGroup(Struct):
     free_positions: dict[TopicPartition, int] = {}  # position of each partition when it was last released
 
 
+class _Event(NamedTuple):
+    """The fields of an advisory that depend on its kind."""
+
+    kind: AdvisoryKind
+    session: int = NONE
+    tp: TopicPartition | None = None
+    epoch: int = NONE
+    offset: int = NONE
+    to: int = NONE
+    text: str = ""
+
+
 class Advisories:
     """Makes the advisories of one log, from verdicts that the caller passes to `read` in the log's order."""
 
@@ -85,7 +97,7 @@ class Advisories:
             if len(known.names) > NAMES_MAX + len(known.sessions):
                 del known.names[next(name for name in known.names if name not in known.sessions)]
         events = list(self._events_of(known, group, verdict, record))
-        return [self._advisory(known, verdict, time_ms, *event) for event in events]
+        return [self._advisory(known, verdict, time_ms, event) for event in events]
 
     def _opaque(self, group: Group | None, verdict: Verdict, time_ms: int) -> list[Advisory]:
         """Returns an advisory if only a newer library can read the record (E5); other rejected ones cause none."""
@@ -93,31 +105,19 @@ class Advisories:
             return []
         return [Advisory("opaque", verdict.group, log=self._log, log_offset=verdict.offset, time_ms=time_ms)]
 
-    def _advisory(
-        self,
-        known: _KnownGroup,
-        verdict: Verdict,
-        time_ms: int,
-        kind: AdvisoryKind,
-        session: int,
-        tp: TopicPartition | None,
-        epoch: int,
-        offset: int,
-        to: int,
-        text: str,
-    ) -> Advisory:
-        topic, partition = tp if tp is not None else ("", NONE)
+    def _advisory(self, known: _KnownGroup, verdict: Verdict, time_ms: int, event: _Event) -> Advisory:
+        topic, partition = event.tp if event.tp is not None else ("", NONE)
         return Advisory(
-            kind=kind,
+            kind=event.kind,
             group=verdict.group,
-            client_id=known.names.get(session, ""),
+            client_id=known.names.get(event.session, ""),
             topic=topic,
             partition=partition,
-            epoch=epoch,
-            offset=offset,
-            to=to,
-            text=text,
-            session=session,
+            epoch=event.epoch,
+            offset=event.offset,
+            to=event.to,
+            text=event.text,
+            session=event.session,
             log=self._log,
             log_offset=verdict.offset,
             time_ms=time_ms,
@@ -132,28 +132,28 @@ class Advisories:
                 tp = TopicPartition(record.topic, record.partition) if record.topic else None
                 epoch = next((epoch for epoch, claim in known.claims.items() if claim == (tp, record.session)), NONE)
                 kind = cast(AdvisoryKind, record.kind)  # or that of a newer library
-                yield kind, record.session, tp, epoch, record.from_, record.to, record.text
+                yield _Event(kind, record.session, tp, epoch, record.from_, record.to, record.text)
             case StepDown():
                 why = ", ".join(part for part in (record.reason, f"by {record.by}" if record.by else "") if part)
-                yield "stepped_down", record.session, None, NONE, NONE, NONE, why
+                yield _Event("stepped_down", record.session, text=why)
             case ClaimingMessages():
                 for wanted in [record.ranges[index] for index in verdict.granted]:
                     if wanted.start > wanted.from_:
                         tp, session = known.claims[wanted.epoch]
-                        yield "skipped", session, tp, wanted.epoch, wanted.from_, wanted.start, ""
+                        yield _Event("skipped", session, tp, wanted.epoch, wanted.from_, wanted.start)
             case ClaimingPartition() if group is not None:
                 claim = group.claims[at]
                 known.claims[at] = claim.tp, claim.owner
                 if claim.tp.partition != NONE:
                     known.owned[claim.owner] += 1
                     if known.owned[claim.owner] == 1:
-                        yield "activated", claim.owner, None, NONE, NONE, NONE, group.sessions[claim.owner].join.member
+                        yield _Event("activated", claim.owner, text=group.sessions[claim.owner].join.member)
                 if claim.tp == PIN:
-                    yield "pinned", claim.owner, None, at, NONE, NONE, _priority_group(group)
+                    yield _Event("pinned", claim.owner, epoch=at, text=_priority_group(group))
                 else:
-                    yield "claimed", claim.owner, claim.tp, at, claim.position, NONE, ""
+                    yield _Event("claimed", claim.owner, claim.tp, at, claim.position)
                     if text := suspicion(group, claim):
-                        yield "poison_message", claim.owner, claim.tp, at, claim.position, NONE, text
+                        yield _Event("poison_message", claim.owner, claim.tp, at, claim.position, text=text)
             case ReleasingPartition() if group is not None:
                 why = record.reason
                 if record.parked:
@@ -163,7 +163,7 @@ class Advisories:
                 )
             case SeekingPartition() if group is not None:
                 tp, session = known.claims[at] = known.claims.pop(record.epoch)
-                yield "moved", session, tp, at, NONE, record.position, "by its owner"
+                yield _Event("moved", session, tp, at, to=record.position, text="by its owner")
             case Join() | Leave() | Evict() | GroupConfig() if group is not None:
                 yield from self._sessions(known, group, at, record)
         if isinstance(record, Join | Leave | Evict | GroupConfig | Topology) and group is not None:
@@ -172,49 +172,49 @@ class Advisories:
                 _, topic, sessions = key
                 if before.get(key) != text:
                     where = TopicPartition(topic, NONE) if topic else None
-                    yield "unserved", sessions[0] if sessions else NONE, where, NONE, NONE, NONE, text
+                    yield _Event("unserved", sessions[0] if sessions else NONE, where, text=text)
         for kind, tp, to, text in known.events.read(record):
             was = NONE
             if kind == "moved" and tp is not None:
                 was, known.free_positions[tp] = known.free_positions.get(tp, NONE), to
-            yield kind, NONE, tp, NONE, was, to, text
+            yield _Event(kind, tp=tp, offset=was, to=to, text=text)
 
     def _end_of_claim(
         self, known: _KnownGroup, group: Group, epoch: int, kind: AdvisoryKind, why: str, record: Record
     ) -> Iterator[_Event]:
         tp, session = known.claims.pop(epoch)
         if tp == PIN:
-            yield "unpinned", session, None, epoch, NONE, NONE, unpinned_by(record)
+            yield _Event("unpinned", session, epoch=epoch, text=unpinned_by(record))
             return
         position = known.free_positions[tp] = group.partitions[tp].position
-        yield kind, session, tp, epoch, position, NONE, why
+        yield _Event(kind, session, tp, epoch, position, text=why)
         if (lost := group.unsettled(tp)) is not None:
-            yield "amo_lost", session, tp, epoch, lost.start, lost.to, f"at most {lost.to - lost.start} messages"
+            yield _Event(
+                "amo_lost", session, tp, epoch, lost.start, lost.to, f"at most {lost.to - lost.start} messages"
+            )
         if tp.partition != NONE:
             known.owned[session] -= 1
             if not known.owned[session]:
                 del known.owned[session]
-                yield "deactivated", session, None, NONE, NONE, NONE, why
+                yield _Event("deactivated", session, text=why)
 
     def _sessions(self, known: _KnownGroup, group: Group, at: int, record: Record) -> Iterator[_Event]:
         """Yields an event per session and claim that the record at `at` ended, sessions first, and for the one that it
         began. `known`, `group`: before and after."""
         ending, why = _ending(at, record)
         for session in sorted(known.sessions - group.sessions.keys()):
-            yield ending, session, None, NONE, NONE, NONE, why
+            yield _Event(ending, session, text=why)
         for epoch in sorted(known.claims.keys() - group.claims.keys()):
             yield from self._end_of_claim(known, group, epoch, "lost", f"the session {_VERBS[ending]}", record)
         known.sessions = set(group.sessions)
         if isinstance(record, Join):
-            yield "joined", at, None, NONE, NONE, NONE, record.member
+            yield _Event("joined", at, text=record.member)
 
 
 def _priority_group(group: Group) -> str:
     return group.config.priority_groups[0] if group.config is not None and group.config.priority_groups else ""
 
 
-# The fields of an advisory: (kind, session, partition, epoch, offset, to, text)
-_Event = tuple[AdvisoryKind, int, TopicPartition | None, int, int, int, str]
 _VERBS: Final = {
     "left": "left",
     "died": "ended by its witness",

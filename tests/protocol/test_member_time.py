@@ -8,9 +8,11 @@ import pytest
 
 from marshal_py.errors import DuplicateClientId, SessionCloned
 from marshal_py.protocol.claims.claim import ClaimPhase
+from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.policy import candidate_order
 from marshal_py.protocol.wire.records import (
     HEARTBEAT_ENTRIES_MAX,
+    INSTANCE_BYTES,
     ClaimingPartition,
     Evict,
     GroupConfig,
@@ -851,3 +853,14 @@ def test_a_late_claim_that_wins_after_leave_is_released() -> None:
     assert not a.claimed
     assert not cluster.owners()
     assert not cluster.group.sessions
+
+
+def test_a_join_says_every_option_of_its_member_that_the_log_knows() -> None:
+    options = MemberOptions(client_id="c", topics=("orders",), interval_ms=3_000, capacity=2, witness="run 7")
+    join = options.join(bytes(INSTANCE_BYTES), 9)
+    own = {"instance_id", "predecessor"}
+    assert {name for name in Join.__struct_fields__ if not hasattr(options, name)} == own
+    assert {name: getattr(join, name) for name in {*Join.__struct_fields__} - own} == {
+        name: getattr(options, name) for name in {*Join.__struct_fields__} - own
+    }
+    assert (join.instance_id, join.predecessor) == (bytes(INSTANCE_BYTES), 9)

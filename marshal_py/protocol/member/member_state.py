@@ -60,26 +60,9 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
     library: str = ""
 
     def join(self, instance_id: bytes, predecessor: int) -> Join:
-        """Returns a Join of this member."""
-        return Join(
-            self.client_id,
-            instance_id,
-            self.mode,
-            self.interval_ms,
-            self.topics,
-            predecessor,
-            self.member,
-            self.capacity,
-            self.claims_max,
-            self.rank,
-            self.priority,
-            self.priority_group,
-            self.min_pending,
-            self.min_ack_pending,
-            self.reads_version,
-            self.library,
-            self.witness,
-        )
+        """Returns a Join of this member. Fields of the same name are the options'."""
+        fields = {name: getattr(self, name) for name in Join.__struct_fields__ if hasattr(self, name)}
+        return Join(instance_id=instance_id, predecessor=predecessor, **fields)
 
 
 class Wanted(NamedTuple):
