@@ -24,6 +24,10 @@ from marshal_py.topics.stored import EndOfBatch, StoredBatch, StoredMessage
 from marshal_py.transport.ports import ClusterAdmin, MessageReader, RawMessage, Transport
 from marshal_py.transport.serialization import Deserializer, check_plain, context_of
 
+TIMEOUT_S: Final = 30.0
+FOLLOW_S: Final = 0.5  # between two looks for later messages
+FOLLOW_PAGE: Final = 1_000  # messages that are read before the first of them is returned
+
 Progress = Callable[[int, int], None]
 
 
@@ -47,11 +51,6 @@ class ReportingReader:
 
     def close(self) -> None:
         self._reader.close()
-
-
-TIMEOUT_S: Final = 30.0
-FOLLOW_S: Final = 0.5  # between two looks for later messages
-FOLLOW_PAGE: Final = 1_000  # messages that are read before the first of them is returned
 
 
 class Topic:

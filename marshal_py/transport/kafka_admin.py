@@ -48,6 +48,7 @@ from marshal_py.transport.ports import ALL_CAPABILITIES, Bounds, BrokerInfo, Clu
 from marshal_py.transport.requests import (
     CREATED_TIMEOUT_S,
     LIST_TIMEOUT_S_MIN,
+    REQUEST_TIMEOUT_S_MAX,
     Requester,
     SharedRequester,
     as_cluster_error,
@@ -69,7 +70,6 @@ _COORDINATOR_MOVES: Final = frozenset(
 COORDINATOR_PAUSE_S: Final = 0.25  # between two such requests
 COORDINATOR_TIMEOUT_S: Final = 2.0  # a coordinator answers in milliseconds; after this a new client asks once more
 NO_TOPIC_ID: Final = str(Uuid(0, 0))  # the answer of brokers that are too old for topic ids
-REQUEST_TIMEOUT_S_MAX: Final = 3_600.0  # the longest that librdkafka allows
 _DENIED: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from marshal_py.errors import InvalidOption, OffsetsUnclear
+from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.fencing_token import Token
 from marshal_py.protocol.wire.identity import TopicPartition
 
@@ -31,13 +32,7 @@ Ranges = tuple[Range, ...]  # ascending; no two overlap or touch
 
 def union(ranges: Iterable[Range]) -> Ranges:
     """Returns the offsets of all these ranges, in ascending ranges that do not touch. Empty ones are left out."""
-    found: list[Range] = []
-    for start, to in sorted(one for one in ranges if one[0] < one[1]):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], to)
-        else:
-            found.append((start, to))
-    return tuple(found)
+    return tuple(progress.union(one for one in ranges if one[0] < one[1]))
 
 
 def common(ranges: Ranges, others: Ranges) -> Ranges:
