@@ -12,7 +12,7 @@ Packages; each may import from those above it (tests/test_architecture.py checks
   testing     for tests of code that uses this library
 
 Public names: those below, which programs call or catch; marshal_py.errors has every error, marshal_py.info what calls
-return; marshal_py.aio, embedded, metrics, spark, sql and testing are for those who need them.
+return; marshal_py.aio, embedded, metrics, otel, spark, sql and testing are for those who need them.
 
 Beside it, marshal_sim proves it: the same core under faults, and the oracle that judges it.
 """

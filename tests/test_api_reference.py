@@ -40,7 +40,7 @@ def pages(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[
 def test_every_public_module_has_a_page(pages: dict[str, str]) -> None:
     assert pages.keys() >= {
         *("marshal_py", "marshal_py.aio", "marshal_py.embedded", "marshal_py.errors", "marshal_py.info"),
-        *("marshal_py.metrics", "marshal_py.spark", "marshal_py.sql", "marshal_py.testing"),
+        *("marshal_py.metrics", "marshal_py.otel", "marshal_py.spark", "marshal_py.sql", "marshal_py.testing"),
     }
 
 

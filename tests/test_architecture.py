@@ -51,7 +51,7 @@ RUNS_THE_PROOF = f"{PACKAGE}/cli/app.py"
 PROVEN = ("errors", "protocol", "history", "transport", "log", "topics", "client", "admin", "spark")
 
 # The public modules collect what users import, so they may import anything; nothing inside the package imports them.
-PUBLIC_MODULES = ("__init__", "aio", "embedded", "info", "metrics", "sql")
+PUBLIC_MODULES = ("__init__", "aio", "embedded", "info", "metrics", "otel", "sql")
 
 # The core (protocol/) uses no clock, thread, socket, randomness, operating system or Kafka. `importlib` is on the list
 # because it could import any of them by a string. errors.py obeys the same list, because the core imports it.

@@ -51,6 +51,7 @@ PUBLIC_MODULES = (
         "marshal_py.errors",
         "marshal_py.info",
         "marshal_py.metrics",
+        "marshal_py.otel",
         "marshal_py.sql",
     ),
     "marshal_py.testing",
@@ -176,7 +177,14 @@ def test_nothing_has_two_public_names() -> None:
     """A class is at the top or in the module for its kind, so that one import is the usual one (the errors apart)."""
     homes = {
         name: {getattr(module, public) for public in module.__all__ if public != "__version__"}
-        for name in ("marshal_py", "marshal_py.aio", "marshal_py.info", "marshal_py.metrics", "marshal_py.sql")
+        for name in (
+            "marshal_py",
+            "marshal_py.aio",
+            "marshal_py.info",
+            "marshal_py.metrics",
+            "marshal_py.otel",
+            "marshal_py.sql",
+        )
         for module in [importlib.import_module(name)]
     }
     for one, other in itertools.combinations(homes, 2):

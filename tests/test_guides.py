@@ -33,8 +33,8 @@ IN_MEMORY: Final = {name: guide for name, guide in GUIDES.items() if name not in
 ELSEWHERE: Final = {
     ("docs/spark.md", None): "tests/spark/test_docs.py",
     ("docs/spark-reference.md", None): "tests/spark/test_formats_guide.py",
-    ("docs/process.md", 3): "tests/kafka/test_process_service.py",
-    ("docs/process.md", 8): "tests/spark/test_process_page.py",
+    ("docs/process.md", 4): "tests/kafka/test_process_service.py",
+    ("docs/process.md", 9): "tests/spark/test_process_page.py",
     ("docs/testing.md", 0): "tests/testing/test_plugin.py",
 }
 

@@ -61,8 +61,15 @@ def test_a_consumer_needs_the_declared_dependencies_alone() -> None:
 
 
 def test_public_modules_need_them_alone() -> None:
-    done = run("import marshal_py.embedded, marshal_py.metrics, marshal_py.spark, marshal_py.sql")
+    done = run("import marshal_py.embedded, marshal_py.metrics, marshal_py.otel, marshal_py.spark, marshal_py.sql")
     assert done.returncode == 0, done.stderr
+
+
+def test_tracing_imports_nothing_before_it_is_used_and_says_what_to_install() -> None:
+    program = "import sys, marshal_py.otel; print('opentelemetry' in sys.modules); marshal_py.otel.traced(print)"
+    done = run(program)
+    assert (done.returncode, done.stdout) == (1, "False\n")
+    assert done.stderr.splitlines()[-1].endswith("pip install 'marshal_py[otel]'")
 
 
 @pytest.mark.parametrize("package", ["typer", "rich"])

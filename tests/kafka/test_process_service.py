@@ -94,7 +94,7 @@ class Services:
     """Runs the page's program, several times."""
 
     def __init__(self, folder: Path, kafka: str, at: Gateway, topic: str) -> None:
-        program = blocks("docs/process.md")[3]
+        program = blocks("docs/process.md")[4]
         for name in ('"orders"', '"billing"'):
             assert program.count(name) == 1
         program = program.replace('"orders"', f'"{topic}"').replace('"billing"', f'"{topic}"')

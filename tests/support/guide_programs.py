@@ -347,11 +347,20 @@ def in_lists(at: Place) -> None:
     assert at.acked() == MESSAGES
 
 
-@guide("docs/process.md", 4)
+@guide("docs/process.md", 2)
+def in_spans(at: Place) -> None:
+    at.fill(2)
+    with at.consumer() as consumer:
+        stop = Stop(consumer, MESSAGES)
+        at.run("docs/process.md", 2, consumer=consumer, charge=lambda message: stop.count())
+    assert at.acked() == MESSAGES
+
+
+@guide("docs/process.md", 5)
 def in_worker_processes(at: Place) -> None:
     """A process with worker processes, which a signal ends."""
     at.fill(2)
-    (at.folder / "seals.py").write_text(at.block("docs/process.md", 4), encoding="utf-8")
+    (at.folder / "seals.py").write_text(at.block("docs/process.md", 5), encoding="utf-8")
     with at.process(["seals.py"]) as running:
         until(lambda: running.poll() is not None or len(list(at.folder.glob("?-?"))) == MESSAGES, "all are sealed")
         running.send_signal(signal.SIGTERM)
@@ -360,10 +369,10 @@ def in_worker_processes(at: Place) -> None:
     assert at.acked() == MESSAGES
 
 
-@guide("docs/process.md", 5)
+@guide("docs/process.md", 6)
 def each_effect_once_in_parallel(at: Place) -> None:
     """A process, which a signal ends."""
-    _each_effect_once(at, "docs/process.md", 5)
+    _each_effect_once(at, "docs/process.md", 6)
 
 
 @guide("docs/acks.md", 6)
