@@ -17,8 +17,10 @@ import marshal_py
 from marshal_py import Marshal, Topic, aio
 from marshal_py.admin.group import Group
 from marshal_py.client import async_consumer
+from marshal_py.client.aio import event_loop
 from marshal_py.client.aio.event_loop import READS_AT_ONCE_MAX, Receiver, Request, Threads
 from marshal_py.client.consumer import Consumer
+from marshal_py.client.values.waits import Poll
 from marshal_py.errors import ClusterError, ConcurrentUse, ConsumerClosed, EventLoopMisuse, InvalidOption
 from marshal_py.log.observer import Observer
 from marshal_py.testing import MemoryCluster
@@ -391,6 +393,41 @@ def test_a_backlog_comes_without_the_other_thread(
             memory.fill(topic, 0, 10, first=count)
             offsets += [(await anext(messages)).offset for _ in range(10)]
             assert offsets == list(range(count + 10))
+
+    run(main())
+
+
+def test_messages_that_come_one_by_one_are_asked_for_once(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receiver's thread goes on by itself. What may not be waited for is not, although it polls."""
+    monkeypatch.setattr(event_loop, "AHEAD_S", DEADLINE_S)
+    asked: list[Request] = []
+    plainly = Receiver.ask
+
+    def ask(self: Receiver, client: Any, request: Request) -> None:
+        asked.append(request)
+        plainly(self, client, request)
+
+    topic = memory.topic()
+
+    async def main() -> None:
+        async with (
+            aio.connect(memory.target) as marshal,
+            marshal.consumer(memory.group(), [topic], **OPTIONS) as consumer,
+        ):
+            await turn_until(lambda: consumer.cached_info().claims, "claimed")
+            messages, feed = aiter(consumer), consumer._feed
+            for number in range(20):
+                following = asyncio.ensure_future(anext(messages))
+                await turn_until(lambda: feed.waits, "the iteration waits")
+                if number == 1:
+                    monkeypatch.setattr(Receiver, "ask", ask)
+                memory.put(topic, 0, b"x")
+                assert (await following).offset == number
+            assert asked == []
+            assert await feed.poll(Poll(0.0, 1)) == []
+            assert await feed.poll(Poll(0.001, 1)) == []
 
     run(main())
 
@@ -905,12 +942,15 @@ def test_a_signal_ends_the_iteration(memory: MemoryTestCluster) -> None:
 class Client:
     """A data client that the test answers for."""
 
-    def __init__(self, *answers: list[Chunk] | Exception) -> None:
+    def __init__(self, *answers: list[Chunk] | Exception, waits: bool = False) -> None:
         self._answers = list(answers)
+        self.waits = waits
+        self.wanted: list[int] = []
         self.got: list[tuple[list[Chunk], Exception | None]] = []
         self.called = threading.Event()
 
     def pull(self, timeout_s: float, max_messages: int) -> list[Chunk]:
+        self.wanted.append(max_messages)
         if not self._answers:
             threading.Event().wait(min(timeout_s, 0.001))
             return []
@@ -919,7 +959,9 @@ class Client:
             raise answer
         return answer
 
-    def answer(self, request: Request, chunks: list[Chunk], error: Exception | None) -> None:
+    def answer(
+        self, request: Request, chunks: list[Chunk], error: Exception | None, following: Request | None = None
+    ) -> None:
         self.got.append((chunks, error))
         self.called.set()
 
@@ -945,6 +987,19 @@ def test_an_error_of_one_data_client_reaches_its_consumer_alone() -> None:
     thread.join(DEADLINE_S)
     assert not thread.is_alive()
     receiver.ask(one, Request(10, 0.0))
+
+
+def test_for_a_consumer_that_waits_one_message_more_is_polled_for_and_for_no_other() -> None:
+    chunk = Chunk(marshal_py.TopicPartition("t", 0), 1, [])
+    for waits, wanted in ((True, [10, 1]), (False, [10])):
+        receiver, client = Receiver(), Client([chunk], [chunk], [chunk], waits=waits)
+        receiver.ask(client, Request(10, float("inf")))
+        got, count = client.got, len(wanted)
+        until(lambda got=got, count=count: len(got) == count, "what was polled for has come")  # type: ignore[misc]
+        receiver.close()
+        assert receiver._thread is not None
+        receiver._thread.join(DEADLINE_S)
+        assert client.wanted == wanted
 
 
 # --- topics and groups

@@ -26,23 +26,31 @@ SHARED_SLICE_S: Final = 0.005  # one poll, if several do: messages of the others
 # The same when no message has come for QUIET_S: with shorter ones, waiting would take more than 1 % of a core.
 SHARED_SLICE_QUIET_S: Final = 0.02
 QUIET_S: Final = 1.0
+AHEAD_S: Final = 0.1  # how long the thread polls for a consumer that has not asked for more yet
 
 
 class Request(NamedTuple):
-    """Asks for at most `max_messages` messages before `deadline` (seconds of the monotonic clock)."""
+    """Asks for at most `max_messages` messages before `deadline` (seconds of the monotonic clock). `ahead`: the thread
+    has made it itself."""
 
     max_messages: int
     deadline: float
+    ahead: bool = False
 
 
 class Client(Protocol):
     """Declares what the thread needs of a consumer."""
 
+    waits: bool  # a call waits for messages; the receiver's thread says when it has some for it
+
     def pull(self, timeout_s: float, max_messages: int) -> list[Chunk]:
         """Polls the data source. Called on the receiver's thread."""
 
-    def answer(self, request: Request, chunks: list[Chunk], error: Exception | None) -> None:
-        """Takes what came for a request, or the error of the data source. Called on the receiver's thread."""
+    def answer(
+        self, request: Request, chunks: list[Chunk], error: Exception | None, following: Request | None = None
+    ) -> None:
+        """Takes what came for a request, or the error of the data source. Called on the receiver's thread, which goes
+        on with the request `following`."""
 
 
 class Receiver:
@@ -52,6 +60,9 @@ class Receiver:
     the request expires, and hands them to the consumer's event loop. It touches nothing else: buffers are filled on the
     loop's thread, and no code of the user runs here. confluent-kafka cannot wait for several clients at once. So if
     several consumers use the thread, it blocks in one of them for some ms at most and looks at the others in between.
+
+    Where messages come one by one, to wake this thread for each takes longer than the rest. So if a call had to wait
+    for messages, the thread polls for one more (`ahead`) before the consumer has asked for it.
     """
 
     def __init__(self) -> None:
@@ -125,10 +136,14 @@ class Receiver:
             return False
         if chunks:
             self._latest, self._came_at = client, time.monotonic()
+        following = None
         with self._asked:
             if self._requests.get(client) is request:
                 del self._requests[client]
-        client.answer(request, chunks, failed)
+                if chunks and client.waits and len(self._clients) == 1:
+                    client.waits = False  # until it waits again: what comes now is the only one that nobody asked for
+                    following = self._requests[client] = Request(1, time.monotonic() + AHEAD_S, ahead=True)
+        client.answer(request, chunks, failed, following)
         return True
 
 
@@ -230,10 +245,11 @@ class Feed:
     ) -> None:
         self.pull = pull
         self._receiver, self._loop, self._poll_now = receiver, loop, poll_now
-        self._chunks: list[Chunk] = []  # came after their call was cancelled: the next call gets them
+        self._chunks: list[Chunk] = []  # came while no call waited: the next call gets them
         self._error: Exception | None = None
         self._request: Request | None = None  # which the receiver has not answered yet
         self._waiter: asyncio.Future[None] | None = None
+        self.waits: bool = False
 
     def take(self, max_messages: int) -> list[Chunk] | None:
         """Returns messages that are there; None if only the receiver can tell. While it has a request, the next are
@@ -245,13 +261,21 @@ class Feed:
     async def poll(self, wait: Poll) -> list[Chunk]:
         """Waits for messages. One task at a time may call it. If it is cancelled, the next call gets the messages."""
         if not self._chunks and self._error is None:
-            self._waiter = self._loop.create_future()
+            ahead = self._request is not None and self._request.ahead
+            if ahead and wait.timeout_s <= 0:
+                return []
+            self._waiter, timer, self.waits = self._loop.create_future(), None, True
             try:
-                self._request = Request(wait.max_messages, time.monotonic() + wait.timeout_s)
-                self._receiver.ask(self, self._request)
+                if not ahead:
+                    self._request = Request(wait.max_messages, time.monotonic() + wait.timeout_s)
+                    self._receiver.ask(self, self._request)
+                elif wait.timeout_s < AHEAD_S:
+                    timer = self._loop.call_later(wait.timeout_s, _settle, self._waiter)
                 await self._waiter
             finally:
-                self._waiter = None
+                self._waiter, self.waits = None, False
+                if timer is not None:
+                    timer.cancel()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -264,14 +288,18 @@ class Feed:
         if self._waiter is not None:
             _settle(self._waiter)
 
-    def answer(self, request: Request, chunks: list[Chunk], error: Exception | None) -> None:
+    def answer(
+        self, request: Request, chunks: list[Chunk], error: Exception | None, following: Request | None = None
+    ) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the messages are fetched again by the next owner
-            self._loop.call_soon_threadsafe(self._answered, request, chunks, error)
+            self._loop.call_soon_threadsafe(self._answered, request, chunks, error, following)
 
-    def _answered(self, request: Request, chunks: list[Chunk], error: Exception | None) -> None:
+    def _answered(
+        self, request: Request, chunks: list[Chunk], error: Exception | None, following: Request | None
+    ) -> None:
         newest = request is self._request
         if newest:
-            self._request = None
+            self._request = following
         self._error = error or self._error
         self._chunks += chunks
         if self._waiter is not None and (newest or chunks or error is not None):
