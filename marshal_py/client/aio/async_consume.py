@@ -130,7 +130,8 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
             async with aclosing(iterator_of(self._receive)) as received:
                 async for message in received:
                     try:
-                        if inspect.isawaitable(result := handle(message)):
+                        result = handle(message)
+                        if result is not None and inspect.isawaitable(result):
                             await result
                     except BaseException as error:
                         if _is_cancelled(error):
