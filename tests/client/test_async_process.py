@@ -319,3 +319,24 @@ def test_another_event_loop_is_refused(memory: MemoryTestCluster) -> None:
             await asyncio.to_thread(elsewhere)
 
     asyncio.run(main())
+
+
+def test_a_handler_whose_task_is_cancelled_holds_up_its_key_until_its_message_has_come_again(
+    memory: MemoryTestCluster,
+) -> None:
+    topic, began = fill(memory, 4, keys=1), list[int]()
+
+    async def main() -> None:
+        async def handle(message: Message) -> None:
+            began.append(message.offset)
+            if began == [0]:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            await asyncio.sleep(0)
+
+        async with opened(memory, topic) as consumer, consumer.process(handle) as work:
+            await until(lambda: work.stats().finished == 4, "all are handled")
+
+    asyncio.run(main())
+    assert began == [0, 0, 1, 2, 3]
