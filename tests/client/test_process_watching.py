@@ -142,7 +142,7 @@ def test_a_message_that_holds_up_the_position_is_reported_and_shown(
         first = told[0]
         assert (first.topic, first.partition, first.offset) == (topic, 0, 4)
         assert "of key b'k1'" in first.text
-        assert "above it are" in first.text
+        assert "above it are done" in first.text
         until(lambda: [one for one in memory.accepted(group, Note) if one.kind == "held_up"], "the log has it")
         (line,) = until(lambda: shown(marshal, group), "a look at the log shows it")
         assert line.startswith(f"{topic}:0 is held up at 4: the message of key b'k1'")

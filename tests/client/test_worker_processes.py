@@ -93,6 +93,18 @@ def test_a_process_that_dies_has_failed_with_its_message_and_loses_none(
     assert all(offsets == sorted(offsets) for offsets in began.values())
 
 
+def test_a_process_that_is_killed_before_it_begins_is_replaced(memory: MemoryTestCluster, folder: Path) -> None:
+    topic = fill(memory, 2, keys=2)
+    (folder / worker_handlers.KILLED).touch()
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(worker_handlers.note, executor="processes", workers=1, retry=AT_ONCE) as work,
+    ):
+        until(lambda: work.stats().finished == 2, "both are handled")
+    assert not (folder / worker_handlers.KILLED).exists()
+
+
 def test_a_handler_that_takes_too_long_is_killed_and_its_message_tried_again(
     memory: MemoryTestCluster, folder: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Self
 
@@ -184,7 +185,8 @@ class Process(Generic[K_co, V_co]):
             return
         worker = WorkerProcess(self._sent, self._is_over)
         try:
-            worker.start()
+            with suppress(OSError):  # the first call tries again, and says why it cannot
+                worker.start()
             self._work_with(worker.call)
         except Exception as error:  # of a process that could not begin
             self._processing.fail(error)

@@ -76,7 +76,9 @@ class Processing(Generic[K_co, V_co]):
         self._begun_s: dict[int, float] = {}  # by id of a message that a handler has: since when
         self._finished = self._retried = self._ended = 0
         self._times = HandlerTimes()
-        self._held_up: dict[Claim, tuple[int, float]] = {}  # offset that holds up its position, age for the next report
+        self._held_up: dict[
+            Claim, tuple[int, int, float]
+        ] = {}  # offset at its position, since when, age of next report
         self._held_up_look_s = self._monotonic() + HELD_UP_LOOK_S
         self._batches = 0  # in work
         self._filling_since: float | None = None  # since when messages wait for the next batch to be full
@@ -449,7 +451,8 @@ class Processing(Generic[K_co, V_co]):
             self._report_held_up()
 
     def _report_held_up(self) -> None:
-        """Reports messages that have held up the position of their partition for long: others above are finished."""
+        """Reports messages that have held up the position of their partition for long: others above are finished. What
+        waits behind many others does not: there the position moves."""
         with self._context.outbox, self._context.lock:
             now_ms, known = self._context.clock.now().mono_ms, self._held_up
             self._held_up = {}
@@ -459,19 +462,21 @@ class Processing(Generic[K_co, V_co]):
                 first = tracker.first_taken()
                 if first is None or not tracker.finished_above:
                     continue
-                since_ms, offset = first
-                age_s, (before, due_s) = (now_ms - since_ms) / 1000, known.get(claim, (offset, HELD_UP_S))
-                due_s = due_s if before == offset else HELD_UP_S
+                offset, since_ms, due_s = first[1], now_ms, HELD_UP_S
+                if claim in known and known[claim][0] == offset:
+                    _, since_ms, due_s = known[claim]
+                age_s = (now_ms - since_ms) / 1000
                 if age_s >= due_s:
                     self._note_held_up(claim, offset, age_s, tracker)
                     due_s = 2 * max(age_s, HELD_UP_S)
-                self._held_up[claim] = offset, due_s
+                self._held_up[claim] = offset, since_ms, due_s
 
     def _note_held_up(self, claim: Claim, offset: int, age_s: float, tracker: AtLeastOnce) -> None:
         found = [lane for lane in self.lanes() if (lane.topic, lane.partition, lane.offset) == (*claim.tp, offset)]
         key, state = (found[0].key, found[0].state) if found else (None, "")
         named = "" if key is None else f" of key {key!r:.{KEY_CHARS_MAX}}"
-        text = f"the message{named} is not finished after {age_s:.0f} s, and {tracker.finished_above} above it are"
+        above = f"{tracker.finished_above} above it are done"
+        text = f"the message{named} has held up the position for {age_s:.0f} s, and {above}"
         self._queue.answers.reports.note("held_up", claim, offset, f"{text}: {HOLDS[state]}")
 
     def drain(self) -> None:

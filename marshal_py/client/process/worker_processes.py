@@ -111,7 +111,7 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Starts a process, and waits until it has imported the handler; without one if all ends. Raises InvalidOption
-        if it cannot import it; OSError if the machine has no room for it."""
+        if it cannot import it; OSError if the machine has no room for it, or has killed it."""
         if self._is_over():
             return
         # The mask is that of this thread, and its process inherits it: ctrl-C is for the program alone.
@@ -138,7 +138,7 @@ class WorkerProcess:
         refused = self._received()
         if refused is None:
             code = self._ended()
-            if self._began:
+            if self._began or (code or 0) < 0:  # a signal ended it
                 raise ChildProcessError(f"a new worker process ended with exit code {code} before it began")
             raise InvalidOption("executor", "processes", GUARD.format(code))
         if refused.error is not None:
