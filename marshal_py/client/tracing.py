@@ -39,7 +39,8 @@ def traced(handler: H, *, parent: bool = True) -> H:
     if not callable(handler):
         raise InvalidOption("handler", handler, "a function, or a coroutine function")
     _api()
-    return cast(H, _Traced(handler, parent))
+    kind = _TracedCoroutine if inspect.iscoroutinefunction(handler) else _Traced
+    return cast(H, kind(handler, parent))
 
 
 class _Traced:
@@ -60,6 +61,13 @@ class _Traced:
             else:
                 span.returned(result)
         return _awaited(result, span) if span.goes_on else result
+
+
+class _TracedCoroutine(_Traced):
+    """The same for a coroutine function, which it is, too: so who calls plain functions can refuse it."""
+
+    async def __call__(self, given: Any) -> Any:
+        return await super().__call__(given)
 
 
 async def _awaited(result: Awaitable[Any], span: _Processing) -> Any:

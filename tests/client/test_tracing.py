@@ -190,11 +190,16 @@ def test_a_loop_records_what_it_receives_and_settles(memory: MemoryTestCluster) 
     assert (settled.name, attributes(settled)["messaging.operation.type"]) == (f"ack {topic}", "settle")
 
 
+async def _coroutine(message: Message) -> None: ...
+
+
 def test_bad_input_is_refused(memory: MemoryTestCluster) -> None:
     with pytest.raises(InvalidOption, match="handler"):
         traced(None)  # type: ignore[type-var]
     topic = fill(memory, 1)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        with pytest.raises(InvalidOption, match="handler"):
+            consumer.process(traced(_coroutine))
         batch = consumer.fetch(1, min_messages=1)
         with pytest.raises(InvalidOption, match="answer"), settling(batch, "done"):  # type: ignore[arg-type]
             pass
