@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from marshal_py.errors import ClusterUnreachable, ForeignTopic
+from marshal_py.errors import ClusterUnreachable, ForeignTopic, HistoryTruncated
 from marshal_py.log import replay
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import TopicPartition
@@ -22,15 +22,15 @@ def check(admin: ClusterAdmin, log: CoordinationLog, topic: str) -> None:
     """Raises ForeignTopic if none of the first records of `topic` is ours. `log`: reads it; log 0 unless its records
     are gone."""
     tps = [TopicPartition(topic, number) for number in range(admin.partition_count(topic) or 0)]
-    found = {tp: bounds for tp, bounds in admin.bounds(tps).items() if bounds.first < bounds.end} if tps else {}
-    if found and not _begins_with_ours(log, (first := min(found)).partition, found[first]):
-        raise ForeignTopic(topic, str(first))
-
-
-def check_long(admin: ClusterAdmin, log: CoordinationLog, topic: str, bounds: Bounds) -> None:
-    """As `check`, before a log is searched for snapshots; a short one is folded just as fast. `bounds`: of log 0."""
-    if not replay.is_short(bounds):
-        check(admin, log, topic)
+    for left in reversed(range(replay.ATTEMPTS)):
+        found = {tp: bounds for tp, bounds in admin.bounds(tps).items() if bounds.first < bounds.end} if tps else {}
+        try:
+            if found and not _begins_with_ours(log, (first := min(found)).partition, found[first]):
+                raise ForeignTopic(topic, str(first))
+            return
+        except HistoryTruncated:  # records were deleted between the two requests: others are the first now
+            if not left:
+                raise
 
 
 def _begins_with_ours(log: CoordinationLog, number: int, bounds: Bounds) -> bool:

@@ -164,9 +164,8 @@ def oldest_world(log: CoordinationLog, number: int, root: Genesis | None, bounds
 def cut_of(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, before: int) -> int:
     """Returns the offset to delete below if all from `before` on must stay readable (N12): the newest confirmed
     snapshot's checkpoint at or below it, as nobody could fold what lies before; else the first offset."""
-    around = Bounds(
-        bounds.first, min(bounds.end, before + WINDOW_RECORDS)
-    )  # a snapshot comes soon after its checkpoint
+    # A snapshot comes soon after its checkpoint.
+    around = Bounds(bounds.first, min(bounds.end, before + WINDOW_RECORDS))
     world = next(bases(log, number, root, around, before), None)
     return bounds.first if world is None else max(bounds.first, world.began_at)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 import marshal_py
 from marshal_py.admin.logs import Logs
 from marshal_py.admin.plans.runner import OperationRunner
-from marshal_py.errors import ForeignTopic, WrongTopicSetting
+from marshal_py.errors import ForeignTopic, HistoryTruncated, WrongTopicSetting
 from marshal_py.log import foreign_topics, replay
 from marshal_py.log.observer import Observer
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.transport.ports import Bounds
 from tests.support import wire
 from tests.support.client_fixtures import LOG, MemoryTestCluster, TestCluster, joined
 
@@ -82,3 +86,31 @@ def test_garbage_in_front_of_a_log_is_no_reason(
         assert consumer.next(expires_s=30)
     with marshal_py.connect(memory.target) as marshal:
         assert marshal.groups() == ("g",)
+
+
+@pytest.mark.parametrize("times", [1, replay.ATTEMPTS])
+def test_records_that_are_deleted_while_they_are_read_are_no_reason(
+    memory: MemoryTestCluster, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N12: clients delete what a snapshot replaces, also while another one connects. Each time the next ones decide."""
+    with memory.connect() as marshal:
+        for _ in range(times):
+            memory.put(LOG, 0, GARBAGE)
+        memory.put(LOG, 0, wire.genesis(partitions=len(memory.broker.topics[LOG])))
+        admin, log = marshal.transport.admin(), marshal.transport.log(LOG, "c", writes=False)
+        ask, asked = admin.bounds, list[int]()
+
+        def bounds(tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+            found = ask(tps)
+            asked.append(len(asked))
+            if len(asked) <= times:
+                memory.truncate(LOG, 0, len(asked))
+            return found
+
+        monkeypatch.setattr(admin, "bounds", bounds)
+        if times < replay.ATTEMPTS:
+            foreign_topics.check(admin, log, LOG)
+        else:  # nobody deletes so often
+            with pytest.raises(HistoryTruncated):
+                foreign_topics.check(admin, log, LOG)
+        assert len(asked) == min(times + 1, replay.ATTEMPTS)
