@@ -6,6 +6,7 @@ instructions of the main thread, so it only calls `Ending.request_stop`, which t
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -29,6 +30,10 @@ class SignalHandlers:
 
     def __init__(self, consumers: Sequence[AnyConsumer], signals: Sequence[int]) -> None:
         _check_thread()
+        for one in consumers or (None,):
+            if not isinstance(one, Consumer | AsyncConsumer):
+                rule = "one consumer or more; of what a consumer has begun, such as its process, name the consumer"
+                raise InvalidOption("stop_on_signals", one, rule)
         self._consumers = consumers
         self._pid = os.getpid()
         self._seen: set[int] = set()  # signals that have come once
@@ -80,7 +85,7 @@ class SignalHandlers:
         for consumer in self._consumers:
             consumer._ending.request_stop()
         former = self._former[number]
-        if callable(former) and former is not signal.default_int_handler:
+        if callable(former) and not _is_pythons(former):
             former(number, frame)
         elif again:  # a handler that was installed after this one has called it
             self._as_before(number, frame)
@@ -94,6 +99,12 @@ class SignalHandlers:
         elif former == signal.SIG_DFL:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
+
+
+def _is_pythons(handler: Callable[[int, FrameType | None], object]) -> bool:
+    """Returns whether Python has installed the handler: for ctrl-C, in `asyncio.run` one that cancels its main task."""
+    runner = getattr(getattr(handler, "func", None), "__self__", None)
+    return handler is signal.default_int_handler or isinstance(runner, asyncio.Runner)
 
 
 def _check_thread() -> None:
@@ -122,9 +133,10 @@ def stop_on_signals(
     removes them; after a plain call without either they stay, and do nothing of their own once the consumers have
     stopped.
 
-    A handler that the program or its framework had installed (uvicorn, asyncio) is called each time, after the
-    consumers were asked to stop. Python's own handlers are not: the first signal only ends the iteration; a second one
-    of the same kind has its usual effect (SIGINT raises KeyboardInterrupt, SIGTERM ends the process).
+    A handler that the program or its framework had installed (uvicorn, `loop.add_signal_handler`) is called each time,
+    after the consumers were asked to stop. Python's own handlers are not, that of `asyncio.run` included: the first
+    signal only ends the iteration; a second one of the same kind has its usual effect (SIGINT raises KeyboardInterrupt
+    or cancels the main task, SIGTERM ends the process).
 
     Call it from the main thread. Raises InvalidOption in another thread, and for a signal that cannot be handled.
     """

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from marshal_py import Consumer, Message, Process, Reject, Retry
+from marshal_py.client.process import process
 from marshal_py.client.process.processing import Processing
 from marshal_py.errors import ConcurrentUse, ConsumerClosed, InvalidOption, NeedsAtLeastOnce, ReentrantCall
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, joined, owns, positions, until
@@ -268,6 +270,72 @@ def test_an_error_that_cannot_be_written_ends_it_and_gives_the_message_back(memo
             work.wait(DEADLINE_S)
         assert (work.closed, work.stats().working, work.stats().waiting) == (True, 0, 0)
         assert [message.offset for message in consumer.fetch(3, min_messages=3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("letters", [True, False])
+def test_a_reason_that_utf_8_cannot_write_is_escaped(memory: MemoryTestCluster, letters: bool) -> None:
+    """JSON may hold half a surrogate pair, and a handler quotes what it got."""
+    topic, group = fill(memory, 3, keys=1), memory.group()
+    options: dict[str, Any] = {"dead_letter_topic": memory.topic()} if letters else {}
+
+    def handle(message: Message) -> None:
+        if message.offset == 1:
+            raise Reject("unknown id \ud800bad")
+
+    with memory.connect() as marshal:
+        with joined(marshal, group, [topic], **options) as consumer, consumer.process(handle):
+            until(lambda: positions(consumer) == {0: 3}, "all are done")
+        if letters:
+            found = dict(marshal.topic(options["dead_letter_topic"]).get(offset=0).headers)
+            assert found["__dlq.errors.message"] == b"unknown id \\ud800bad"
+        else:
+            told = [one.text for one in marshal.group(group).advisories() if one.kind == "terminated"]
+            assert told == ["unknown id \\ud800bad"]
+
+
+def _later(message: Message) -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("returns", "rule"),
+    [
+        (lambda message: Reject("bad"), "raise Retry, Reject"),
+        (lambda message: Retry(after_s=5), "raise Retry, Reject"),
+        (_later, "work done"),
+        (lambda message: Future[None](), "wait for the future"),
+    ],
+)
+def test_a_handler_that_returns_what_it_should_raise_or_await_has_acked_nothing(
+    memory: MemoryTestCluster, returns: Any, rule: str
+) -> None:
+    topic = fill(memory, 3, keys=1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work = consumer.process(returns)
+        with pytest.raises(InvalidOption, match=rule):
+            work.wait(DEADLINE_S)
+        assert [message.offset for message in consumer.fetch(3, min_messages=3)] == [0, 1, 2]
+
+
+def test_a_handler_that_hangs_does_not_keep_the_process_from_its_end(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The program would not end after SIGTERM, for as long as one handler hangs."""
+    monkeypatch.setattr(process, "LEAVE_TIMEOUT_S", 0.1)
+    topic, hold = fill(memory, 4, keys=2), threading.Event()
+
+    def hang(message: Message) -> None:
+        if message.key == b"k0":
+            assert hold.wait(DEADLINE_S)
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work = consumer.process(hang)
+        until(lambda: work.stats().finished == 2 and work.stats().working == 1, "one handler hangs")
+        consumer._ending.request_stop()
+        assert work.wait(DEADLINE_S)
+        assert (work.closed, work.error) == (True, None)
+        hold.set()
+    assert "process has ended, and 1 handlers have not returned" in caplog.text
 
 
 def test_the_reason_of_a_reject_is_text() -> None:

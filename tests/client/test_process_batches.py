@@ -193,6 +193,33 @@ def test_what_is_behind_a_dead_letter_in_the_same_list(
         assert (work.stats().finished, work.stats().ended) == (finished, ended)
 
 
+def _pop(messages: list[Message]) -> None:
+    while messages:
+        messages.pop()
+
+
+def _pop_one(messages: list[Message]) -> list[None]:
+    outcomes = [None] * len(messages)
+    messages.pop()
+    return outcomes
+
+
+def _twice(messages: list[Message]) -> None:
+    messages.extend(list(messages))
+
+
+@pytest.mark.parametrize("change", [_pop, _pop_one, _twice])
+def test_a_handler_may_change_its_list(memory: MemoryTestCluster, change: Any) -> None:
+    topic = fill(memory, 60, keys=None)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(change, batch=10, batch_wait_s=0.01) as work,
+    ):
+        until(lambda: positions(consumer) == {0: 60}, "all are acked")
+        assert (work.stats().finished, work.stats().retried) == (60, 0)
+
+
 @pytest.mark.parametrize(
     ("answer", "names"),
     [(7, "None, or a list of 2"), ("ok", "a list of 2"), ([None], "1 outcomes"), ([None, True], "an outcome=True")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -163,3 +164,34 @@ def test_handlers_are_installed_and_put_back_on_the_main_thread_only(consumer: C
         assert now() != before
     assert [error.option for error in errors] == ["stop_on_signals"] * 2
     assert now() == before
+
+
+@pytest.mark.parametrize("given", [(), (1,), ("process",)])
+def test_only_consumers_are_stopped(consumer: Consumer, given: tuple[object, ...]) -> None:
+    """A process has no end of its own that a signal could begin; it is refused here, and not when the signal comes."""
+    with consumer.process(lambda message: None) as work:
+        wrong = [work if one == "process" else one for one in given]
+        with pytest.raises(InvalidOption, match="one consumer or more"):
+            stop_on_signals(*wrong)  # type: ignore[arg-type]
+
+
+def test_ctrl_c_in_asyncio_run_ends_what_consumers_receive_and_cancels_nothing(consumer: Consumer) -> None:
+    """`asyncio.run` has Python's handler for ctrl-C, which cancels the main task."""
+
+    async def main() -> str:
+        with stop_on_signals(consumer):
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(0)
+            return "as usual"
+
+    assert asyncio.run(main()) == "as usual"
+    assert asked(consumer)
+
+    async def again() -> None:
+        with stop_on_signals(consumer):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(DEADLINE_S)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(again())

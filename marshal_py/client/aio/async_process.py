@@ -17,6 +17,7 @@ from marshal_py.client.connection.context import Context
 from marshal_py.client.messages.message import Message
 from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing
 from marshal_py.client.process.settings import AsyncBatchHandler, AsyncHandler
+from marshal_py.client.process.worker_processes import answered
 from marshal_py.client.receive.consuming import Handler
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.values.info import LaneInfo, ProcessStats
@@ -194,6 +195,8 @@ class AsyncProcess(Generic[K_co, V_co]):
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:  # a bug here: nobody else would know
+            self._processing.fail(error)
         if self._starting is task:  # it was cancelled before
             self._starting = None
         self._begin()
@@ -252,7 +255,7 @@ class AsyncProcess(Generic[K_co, V_co]):
 
     async def _handle_batch(self, batch: list[Message[K_co, V_co]]) -> None:
         try:
-            result, error, ends = await self._call(batch)
+            result, error, ends = await self._call(list(batch))  # a copy: the handler may change its list
         except asyncio.CancelledError:
             self._processing.give_back_batch(batch)
             raise
@@ -269,14 +272,16 @@ class AsyncProcess(Generic[K_co, V_co]):
                 rule = "a coroutine function; Consumer.process calls plain ones, on threads"
                 return None, InvalidOption("handler", self._handler, rule), True
             if self._timeout_s is None:
-                return await result, None, None
-            async with asyncio.timeout(self._timeout_s):
-                return await result, None, None
+                returned = await result
+            else:
+                async with asyncio.timeout(self._timeout_s):
+                    returned = await result
         except BaseException as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
             return None, raised, None
+        return answered(returned)
 
 
 @types.coroutine

@@ -179,7 +179,8 @@ def check_delay(delay_s: float | None) -> None:
 
 
 def check_reason(reason: str) -> str:
-    """Returns the reason of a `term`, cut to REASON_CHARS_MAX characters. Raises InvalidOption if it is no text."""
+    """Returns the reason of a `term`, cut to REASON_CHARS_MAX characters. What utf-8 has no bytes for, such as half a
+    surrogate pair, becomes an escape. Raises InvalidOption if it is no text."""
     if not isinstance(reason, str):
         raise InvalidOption("reason", reason, "a text for people who look at the group's advisories")
-    return reason[:REASON_CHARS_MAX]
+    return reason[:REASON_CHARS_MAX].encode(errors="backslashreplace").decode()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
@@ -12,13 +12,13 @@ from typing import Any, Generic, Self
 from marshal_py.client.connection.context import Context
 from marshal_py.client.messages.message import Message
 from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing
-from marshal_py.client.process.worker_processes import Answer, Work, WorkerProcess
+from marshal_py.client.process.worker_processes import Answer, Work, WorkerProcess, answered
 from marshal_py.client.receive.consume import ConsumeContext
-from marshal_py.client.receive.consuming import AWAIT_IT, Handler
+from marshal_py.client.receive.consuming import Handler
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.values.info import LaneInfo, ProcessStats
 from marshal_py.client.values.requests import check_timeout, check_wait
-from marshal_py.errors import InvalidOption, ReentrantCall
+from marshal_py.errors import ReentrantCall
 from marshal_py.transport.serialization import K_co, V_co
 
 
@@ -43,6 +43,7 @@ class Process(Generic[K_co, V_co]):
         self._receiving: ConsumeContext[K_co, V_co]
         self._receiver: threading.Thread | None = None
         self._drained = False
+        self._patience_s = LEAVE_TIMEOUT_S  # for handlers that run when it ends
         self._ended = threading.Event()
         workers = range(processing.settings.workers)
         self._workers = [
@@ -74,7 +75,7 @@ class Process(Generic[K_co, V_co]):
 
     @property
     def closed(self) -> bool:
-        """Returns whether it has ended, and no handler runs any more."""
+        """Returns whether it has ended, and its handlers have returned, or had no more time for it."""
         return self._ended.is_set()
 
     @property
@@ -92,6 +93,8 @@ class Process(Generic[K_co, V_co]):
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until it has ended, at most `timeout_s` seconds (None: any time). Returns whether it has.
+
+        Once it is told to end, its handlers have 10 s, or as long as `stop` says; then it waits for them no more.
 
         Raises what ended it, if that was an error; InvalidOption; ReentrantCall inside a handler or the key
         function, whose end it would wait for.
@@ -130,6 +133,7 @@ class Process(Generic[K_co, V_co]):
         """
         self._context.check_call("Process", "stop", waits=True)
         check_timeout(timeout_s)
+        self._patience_s = max(self._patience_s, timeout_s)
         self._processing.halt()
         self._receiving.stop(0 if self._inside() else timeout_s)
         self._processing.close()
@@ -174,24 +178,25 @@ class Process(Generic[K_co, V_co]):
         self._receiving.stop(0)
         processing.close()  # first: the end of the consumer waits for messages that were delivered
         self._receiving.stop()
-        for thread in self._workers:
-            while thread.is_alive():  # as long as a handler runs, its partition may move, and others wait for acks
+        began_s = time.monotonic()
+        for thread in self._workers:  # as long as a handler runs, its partition may move, and others wait for acks
+            while thread.is_alive() and time.monotonic() < began_s + self._patience_s:
                 thread.join(LOOK_S)
+        self._processing.leave(sum(thread.is_alive() for thread in self._workers))
         self._ended.set()
 
     def _work(self) -> None:
-        if self._sent is None:
-            self._work_with(self._call)
-            return
-        worker = WorkerProcess(self._sent, self._is_over)
+        worker = None if self._sent is None else WorkerProcess(self._sent, self._is_over)
         try:
-            with suppress(OSError):  # the first call tries again, and says why it cannot
-                worker.start()
-            self._work_with(worker.call)
-        except Exception as error:  # of a process that could not begin
+            if worker is not None:
+                with suppress(OSError):  # the first call tries again, and says why it cannot
+                    worker.start()
+            self._work_with(self._call if worker is None else worker.call)
+        except Exception as error:  # of a process that could not begin, or a bug here: nobody else would know
             self._processing.fail(error)
         finally:
-            worker.close()
+            if worker is not None:
+                worker.close()
 
     def _is_over(self) -> bool:
         return self._processing.over or not threading.main_thread().is_alive()
@@ -203,20 +208,16 @@ class Process(Generic[K_co, V_co]):
                 self._processing.settle(message, error, ends=ends)
             return
         while batch := self._next_batch():
-            result, error, ends = call(batch)
+            result, error, ends = call(list(batch))  # a copy: the handler may change its list
             self._processing.settle_batch(batch, result, error, ends=ends)
 
     def _call(self, given: object) -> Answer:
         """Calls the handler in this thread."""
         try:
             result: Any = self._handler(given)
-            if inspect.iscoroutine(result):
-                result.close()  # Python would warn that nobody has awaited it
-                rule = f"a function whose work is done when it returns, not a coroutine; {AWAIT_IT}"
-                return Answer(error=InvalidOption("handler", self._handler, rule), ends=True)
         except BaseException as raised:  # sys.exit() too: it would end this thread and nobody would know
             return Answer(error=raised)
-        return Answer(result)
+        return answered(result)
 
     def _next(self) -> Any:
         """Waits for the next message. Returns None when no handler may begin any more."""

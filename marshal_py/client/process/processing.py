@@ -501,6 +501,12 @@ class Processing(Generic[K_co, V_co]):
                 "group %s: process ends, and waits for %d handlers", name, working, extra={"marshal_group": name}
             )
 
+    def leave(self, running: int) -> None:
+        """Tells that handlers have not returned in time: they go on, and nobody waits for them any more."""
+        if running:
+            name, text = self._driver.member.name, "group %s: process has ended, and %d handlers have not returned"
+            self._context.logger.warning(text, name, running, extra={"marshal_group": name})
+
     def close(self) -> None:
         """Begins with no more messages, and gives back what waits. The consume has been told to end."""
         self.halt()

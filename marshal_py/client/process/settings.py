@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypedDict
 
 from marshal_py.client.messages.message import Message
+from marshal_py.client.receive.consuming import AWAIT_IT
 from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.client.values.requests import check_timeout
 from marshal_py.client.values.retry import DELIVERIES, AfterDeadLetter, Order, Retry, Unkeyed
@@ -126,6 +129,22 @@ def _check_count(name: str, value: object, most: int) -> None:
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     if value not in choices:
         raise InvalidOption(name, value, "one of " + ", ".join(map(repr, choices)))
+
+
+def check_returned(result: object) -> None:
+    """Raises InvalidOption if a handler that returned this has not handled its message."""
+    rule = ""
+    if isinstance(result, BaseException):
+        rule = "None: it acks its message. To have it tried again or ended, raise Retry, Reject or another exception"
+    elif inspect.iscoroutine(result):
+        result.close()  # Python would warn that nobody has awaited it
+        rule = f"None, with its work done, not a coroutine; {AWAIT_IT}"
+    elif inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        rule = "None, with its work done: nobody goes on with what it returned"
+    elif isinstance(result, Future):
+        rule = "None, with its work done: wait for the future's result() in the handler"
+    if rule:
+        raise InvalidOption("what the handler returned", result, rule)
 
 
 def outcomes_of(result: object, count: int) -> Sequence[BaseException | None]:

@@ -9,7 +9,6 @@ it ends it when the program has died.
 
 from __future__ import annotations
 
-import inspect
 import os
 import pickle
 import signal
@@ -23,6 +22,7 @@ from typing import Any, Final, Generic, NamedTuple
 from msgspec import Struct
 
 from marshal_py.client.messages.message import Message
+from marshal_py.client.process.settings import check_returned
 from marshal_py.client.values.retry import Reject, Retry
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.fencing_token import Token
@@ -60,6 +60,15 @@ class Answer(NamedTuple):
     result: object = None
     error: BaseException | None = None
     ends: bool | None = None
+
+
+def answered(result: object) -> Answer:
+    """Returns what comes of a handler that has returned this."""
+    try:
+        check_returned(result)
+    except InvalidOption as refused:
+        return Answer(error=refused, ends=True)
+    return Answer(result)
 
 
 def plain(message: Message[K_co, V_co]) -> PlainMessage[K_co, V_co]:
@@ -246,17 +255,14 @@ def _handled(handler: Any, given: Any, retry_on: tuple[type[BaseException], ...]
     """Returns what came of a call, as it can be sent."""
     try:
         result = handler(given)
-        if inspect.iscoroutine(result):
-            result.close()
-            rule = "a function whose work is done when it returns, not a coroutine"
-            return Answer(error=InvalidOption("handler", repr(handler), rule), ends=True)
     except BaseException as error:  # sys.exit() too, as in a thread
         again = isinstance(error, (Reject, Retry, *retry_on))
         sent = _sendable(error)
         sent.add_note("In the worker process:\n" + "".join(traceback.format_exception(error)))
         return Answer(error=sent, ends=not again)
-    if not lists:
-        return Answer()
+    answer = answered(result)
+    if answer.error is not None or not lists:
+        return answer._replace(result=None)
     if isinstance(result, list | tuple):
         result = [_sendable(one) if isinstance(one, BaseException) else one for one in result]
     try:
