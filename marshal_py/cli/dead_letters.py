@@ -11,7 +11,7 @@ from marshal_py.admin import dead_letters as letters_of
 from marshal_py.admin.dead_letters import Letter
 from marshal_py.cli import lines, output
 from marshal_py.cli.changes import DryRun, Yes, ask
-from marshal_py.cli.options import CommonOptions, check_time, command
+from marshal_py.cli.options import CommonOptions, check_time, check_topic_name, command
 from marshal_py.topics.request import epoch_ms
 
 EXAMPLE: Final = output.example("marshal dead-letters dlq.orders --group billing --error Timeout --redrive --dry-run")
@@ -20,7 +20,7 @@ EXAMPLE: Final = output.example("marshal dead-letters dlq.orders --group billing
 @command
 def dead_letters(
     options: CommonOptions,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The dead-letter topic.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", callback=check_topic_name, help="The dead-letter topic.")],
     group: Annotated[str | None, typer.Option("--group", help="Letters of this group.")] = None,
     error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Whose reason has this text.")] = None,
     since: Annotated[

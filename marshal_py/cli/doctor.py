@@ -9,7 +9,7 @@ import typer
 from marshal_py.admin import permissions
 from marshal_py.admin.examination import Examination
 from marshal_py.cli import output
-from marshal_py.cli.options import ReadOptions, command
+from marshal_py.cli.options import ReadOptions, check_topic_name, command
 
 EXAMPLE: Final = output.example("marshal doctor --bootstrap-servers localhost:9092")
 
@@ -20,7 +20,12 @@ def doctor(
     group: Annotated[str | None, typer.Argument(metavar="GROUP", help="Check the rights on this group, too.")] = None,
     topics: Annotated[
         list[str] | None,
-        typer.Option("--topic", metavar="TOPIC", help="And on this topic, if the group has not consumed it yet."),
+        typer.Option(
+            "--topic",
+            metavar="TOPIC",
+            callback=check_topic_name,
+            help="And on this topic, if the group has not consumed it yet.",
+        ),
     ] = None,
     role: Annotated[
         str | None,

@@ -16,7 +16,7 @@ from rich.text import Text
 from marshal_py.cli import lines, output
 from marshal_py.cli.decoding import DecodingOptions
 from marshal_py.cli.index import require_index
-from marshal_py.cli.options import check_time, command
+from marshal_py.cli.options import TopicName, check_time, command
 from marshal_py.cli.scan_bar import ScanBar
 from marshal_py.topics.keys import ALL, PARTITIONERS
 from marshal_py.topics.request import GetRequest
@@ -115,7 +115,7 @@ class GetOptions(DecodingOptions):
 @command
 def get(
     options: GetOptions,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    topic: TopicName,
     key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Print the last message of this key.")] = None,
 ) -> None:
     """Print messages of a topic by offset, time or key.

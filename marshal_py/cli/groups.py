@@ -17,7 +17,7 @@ from marshal_py.admin.views.diagnosis import TITLES
 from marshal_py.admin.views.group_info import GroupSummary
 from marshal_py.admin.views.looking import Looking
 from marshal_py.cli import changes, output
-from marshal_py.cli.options import NOBODY, CommonOptions, command
+from marshal_py.cli.options import NOBODY, CommonOptions, check_topic_name, command
 from marshal_py.client.marshal import connect
 from marshal_py.client.values.group_config import NAMES, check_settings
 from marshal_py.errors import AccessDenied, CoordinationTopicMissing, GroupMissing
@@ -296,7 +296,9 @@ def _change_members(options: UpdateOptions, name: str, target: LiveGroup, edit: 
 def shrink(
     options: changes.PauseOptions,
     group: changes.GroupName,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic that has become smaller.")],
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC", callback=check_topic_name, help="The topic that has become smaller.")
+    ],
     partitions: Annotated[int, typer.Option("--partitions", metavar="N", min=1, help="How many it has now.")],
 ) -> None:
     """Make a topic smaller for a group, after it was created again with fewer partitions.

@@ -12,7 +12,7 @@ import typer
 from msgspec import structs
 
 from marshal_py.cli import output
-from marshal_py.cli.options import CommonOptions, command
+from marshal_py.cli.options import CommonOptions, TopicName, command
 from marshal_py.cli.scan_bar import ScanBar
 from marshal_py.topics.key_index import Status
 from marshal_py.topics.topic import Topic
@@ -20,7 +20,6 @@ from marshal_py.topics.topic import Topic
 EXAMPLE: Final = output.example("marshal index users users.idx")
 FOLLOW_S: Final = 1.0  # between two updates
 
-TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The index, an SQLite file.")]
 
 

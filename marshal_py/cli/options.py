@@ -28,7 +28,7 @@ from marshal_py.client.values.options import COORDINATION_TOPIC, check_topics
 from marshal_py.client.values.position_text import moment_of
 from marshal_py.errors import InvalidOption, first_of
 from marshal_py.log.observer import Observer
-from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.identity import NONE, check_topic
 from marshal_py.transport.dump import memory_transport
 from marshal_py.transport.kafka import KafkaTransport
 
@@ -45,6 +45,17 @@ def check_time(text: str | None) -> str | None:
     return text
 
 
+def check_topic_name(given: str | list[str] | None) -> str | list[str] | None:
+    """Returns what an argument or option TOPIC holds. A name that Kafka does not take ends in exit code 2."""
+    try:
+        for name in [given] if isinstance(given, str) else given or ():
+            check_topic(name)
+    except InvalidOption as error:
+        raise typer.BadParameter(str(error)) from error
+    return given
+
+
+TopicName = Annotated[str, typer.Argument(metavar="TOPIC", callback=check_topic_name, help="The topic.")]
 Servers = Annotated[
     str | None,
     typer.Option(

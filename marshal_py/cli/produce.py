@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from marshal_py.cli import lines, output
-from marshal_py.cli.options import CommonOptions, command
+from marshal_py.cli.options import CommonOptions, check_topic_name, command
 from marshal_py.errors import InvalidOption, TopicMissing
 from marshal_py.topics.keys import SubjectKey, subject_key
 from marshal_py.transport.producer import KafkaProducer
@@ -21,7 +21,7 @@ EXAMPLE: Final = output.example("echo '42:paid' | marshal produce orders --key-s
 @command
 def produce(
     options: CommonOptions,
-    topic: Annotated[str, typer.Argument(help="Where to write. It must exist.")],
+    topic: Annotated[str, typer.Argument(callback=check_topic_name, help="Where to write. It must exist.")],
     key_separator: Annotated[str | None, typer.Option(help="What separates key and value of a line.")] = None,
     key_tokens: Annotated[
         str | None,

@@ -12,8 +12,7 @@ from msgspec import structs
 from marshal_py.admin.group import group_names
 from marshal_py.cli import output
 from marshal_py.cli.changes import Yes, ask
-from marshal_py.cli.options import CommonOptions, check_time, command
-from marshal_py.client.values.options import check_topics
+from marshal_py.cli.options import CommonOptions, TopicName, check_time, command
 from marshal_py.errors import CoordinationTopicMissing
 from marshal_py.topics import changes
 from marshal_py.topics.purging import info_of
@@ -32,7 +31,6 @@ Config = Annotated[
     list[str] | None, typer.Option("--config", metavar="NAME=VALUE", help="A setting of the topic; repeatable.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done; Kafka checks it.")]
-Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 
 
 @app.command("ls", epilog=LS_EXAMPLE)
@@ -51,7 +49,7 @@ def ls(options: CommonOptions) -> None:
 
 @app.command("info", epilog=INFO_EXAMPLE)
 @command
-def info(options: CommonOptions, topic: Name) -> None:
+def info(options: CommonOptions, topic: TopicName) -> None:
     """Show a topic's partitions with their first and end offsets, and its settings."""
     source = Topic(options.transport(), topic)
     try:
@@ -75,7 +73,7 @@ def info(options: CommonOptions, topic: Name) -> None:
 @command
 def create(
     options: CommonOptions,
-    topic: Name,
+    topic: TopicName,
     partitions: Annotated[int, typer.Option(min=1, help="How many partitions.")] = 1,
     replication_factor: Annotated[
         int | None, typer.Option(min=1, help="How many replicas of each.", show_default="the cluster's")
@@ -93,7 +91,7 @@ def create(
 @command
 def update(
     options: CommonOptions,
-    topic: Name,
+    topic: TopicName,
     partitions: Annotated[int | None, typer.Option(min=1, help="How many there are afterwards; more than now.")] = None,
     config: Config = None,
     dry_run: DryRun = False,
@@ -111,7 +109,7 @@ def update(
 
 @app.command("rm", epilog=RM_EXAMPLE)
 @command
-def rm(options: CommonOptions, topic: Name, dry_run: DryRun = False, yes: Yes = False) -> None:
+def rm(options: CommonOptions, topic: TopicName, dry_run: DryRun = False, yes: Yes = False) -> None:
     """Delete a topic and everything in it, for good."""
     with _admin(options, topic) as admin:
         found = info_of(admin, topic)
@@ -127,7 +125,6 @@ def rm(options: CommonOptions, topic: Name, dry_run: DryRun = False, yes: Yes = 
 
 @contextmanager
 def _admin(options: CommonOptions, topic: str) -> Iterator[ClusterAdmin]:
-    check_topics([topic])
     changes.check_name(topic, options.coordination_topic)
     admin = options.transport().admin()
     try:
@@ -184,7 +181,7 @@ def _done(
 @command
 def purge(
     options: CommonOptions,
-    topic: Name,
+    topic: TopicName,
     before_offset: Annotated[int | None, typer.Option(min=0, help="Messages below it; with --partition.")] = None,
     before_time: Annotated[
         str | None, typer.Option(metavar="TIME", callback=check_time, help="Messages that are older.")

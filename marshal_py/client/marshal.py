@@ -44,6 +44,7 @@ from marshal_py.protocol.wire.identity import check_id
 from marshal_py.protocol.wire.records import PARTITION_MAX, Genesis
 from marshal_py.protocol.wire.subscription import matches
 from marshal_py.topics import changes
+from marshal_py.transport.connecting import check_timeout
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport, named_transport
 from marshal_py.transport.option_names import checks_names
@@ -177,8 +178,7 @@ class Marshal:
         _check_platform()
         if type(coordination_partitions) is not int or not 1 <= coordination_partitions <= PARTITION_MAX:
             raise InvalidOption("coordination_partitions", coordination_partitions, f"1 to {PARTITION_MAX}")
-        if not timeout_s > 0:
-            raise InvalidOption("timeout_s", timeout_s, "more than 0")
+        check_timeout(timeout_s)
         retention = check_retention(snapshot_every_records, history_kept_s, evidence_dir)
         named_in = servers_or_config.get("client.id", "") if isinstance(servers_or_config, Mapping) else ""
         unique = f"{named_in or default_client_id()}-{os.getpid()}-{secrets.token_hex(3)}"

@@ -148,7 +148,10 @@ class Rules:
     def rewinding(
         self, group: str, topic: str, partitions: Sequence[int] | None, to: int, topic_id: str | None
     ) -> Steps[list[Source]]:
-        """Takes the offsets from `to` on out of the rows that are named, and returns their sources."""
+        """Takes the offsets from `to` on out of the rows that are named, and returns their sources. Raises
+        InvalidOption."""
+        if type(to) is not int or to < 0:
+            raise InvalidOption("to", to, "an offset, 0 or more")
         found = []
         for source, kept in sorted((yield from self.kept(group, topic)).items()):
             if partitions is None or source.partition in partitions:
@@ -320,8 +323,8 @@ class Guard(Rules):
         given; the ack of one that a later owner has changes nothing, because it comes too late.
 
         Raises WriteFenced if later owners have all the partitions: roll back and do not ack. Raises OffsetsUnclear;
-        InvalidOption for messages of two groups, for one that is given twice, for a connection that commits each
-        statement by itself, and for one of an unknown module. Errors of the database pass through.
+        InvalidOption for messages of two groups, for one that is given twice, for what is no message, for a connection
+        that commits each statement by itself, and for one of an unknown module. Errors of the database pass through.
         """
         return self._run(connection, self._new(messages))
 
@@ -347,7 +350,8 @@ class Guard(Rules):
         """Makes the messages of a topic, or of some of its partitions, from offset `to` on count as new again.
 
         `topic_id`: of the topic whose messages are meant; None means all topics of this name. Returns the partitions of
-        which the table has rows. Undo the effects in the same transaction, and pause the group meanwhile.
+        which the table has rows: none for a group or topic that it does not know. Undo the effects in the same
+        transaction, and pause the group meanwhile. Raises InvalidOption for a `to` that is no offset.
         """
         return self._run(connection, self.rewinding(group, topic, partitions, to, topic_id))
 

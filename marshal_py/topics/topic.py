@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from marshal_py.errors import BadRequest, DeserializationFailed, InvalidOption, MessageNotFound, TopicMissing
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.identity import TopicPartition, check_topic
 from marshal_py.topics.changes import check_name
 from marshal_py.topics.indexed_reads import IndexedReads
 from marshal_py.topics.key_index import KeyIndex, Status
@@ -21,6 +21,7 @@ from marshal_py.topics.purging import Purged, PurgeTarget, TopicInfo, check_comp
 from marshal_py.topics.reads import Reads, described
 from marshal_py.topics.request import GetRequest, Time
 from marshal_py.topics.stored import EndOfBatch, StoredBatch, StoredMessage
+from marshal_py.transport.connecting import check_timeout
 from marshal_py.transport.ports import ClusterAdmin, MessageReader, RawMessage, Transport
 from marshal_py.transport.serialization import Deserializer, check_plain, context_of
 
@@ -76,12 +77,12 @@ class Topic:
     ) -> None:
         """`coordination_topic`: may not be changed here. `on_progress(read, wanted)`: offsets read, of those to read at
         most."""
+        check_topic(name)
         if partitioner not in PARTITIONERS:
             raise InvalidOption("partitioner", partitioner, f"one of {', '.join(PARTITIONERS)}")
         if isolation not in ("read_committed", "read_uncommitted"):
             raise InvalidOption("isolation", isolation, "read_committed or read_uncommitted")
-        if not timeout_s > 0:
-            raise InvalidOption("timeout_s", timeout_s, "more than 0")
+        check_timeout(timeout_s)
         for option, given in (("key_deserializer", key_deserializer), ("value_deserializer", value_deserializer)):
             if given is not None:
                 check_plain(option, given)

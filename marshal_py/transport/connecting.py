@@ -15,7 +15,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from marshal_py.errors import ClusterUnreachable
+from marshal_py.errors import ClusterUnreachable, InvalidOption
 from marshal_py.transport import settings
 from marshal_py.transport.connection_errors import ConnectionErrors
 from marshal_py.transport.tls import tls_mismatch
@@ -33,6 +33,12 @@ LOG_INFO: Final = 6  # librdkafka's level; it reports cut connections there
 
 # Errors that may pass. All others are final.
 _WAITS: Final = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN})
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Raises InvalidOption unless a call may wait for so long."""
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
+        raise InvalidOption("timeout_s", timeout_s, "a number of seconds, more than 0")
 
 
 def metadata(

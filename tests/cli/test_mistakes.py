@@ -92,6 +92,35 @@ def test_a_start_that_cannot_be_is_told_before_a_cluster_is_waited_for(start: st
     assert line.startswith("marshal: --start ")
 
 
+@pytest.mark.parametrize("name", ["", "my orders", ".."])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("produce",),
+        ("dead-letters",),
+        ("get",),
+        ("topics", "info"),
+        ("topics", "purge", "--keep", "1"),
+        ("topics", "rm", "--yes"),
+        ("groups", "shrink", "billing", "--partitions", "1"),
+        ("doctor", "billing", "--topic"),
+    ],
+    ids=" ".join,
+)
+def test_a_name_that_kafka_takes_for_no_topic_is_refused_before_a_cluster_is_waited_for(
+    command: tuple[str, ...], name: str
+) -> None:
+    """Nothing listens there. librdkafka raises ValueError for an empty name."""
+    result = Shell("127.0.0.1:1").run(*command, name)
+    assert result.exit_code == 2, result.output
+    assert f"topic={name!r} is not allowed: " in result.stderr.splitlines()[-1]
+
+
+def test_the_name_of_a_topic_to_index_is_checked(tmp_path: Path) -> None:
+    result = Shell("127.0.0.1:1").run("index", "", str(tmp_path / "keys"))
+    assert (result.exit_code, "topic='' is not allowed: " in result.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("servers", ["localhost:http", "localhost:0", "a:1,b:70000", "SSL://b:x"])
 def test_a_port_that_is_none_is_refused_before_a_cluster_is_waited_for(servers: str) -> None:
     assert "is no number of a port" in refused(Shell(servers), "state", "billing")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from marshal_py import ConsumerOptions, GroupConfig, InvalidOption
+from marshal_py import ConsumerOptions, GroupConfig, InvalidOption, connect
 from marshal_py.client.values.options import CALLABLES
 from tests.support.client_fixtures import MemoryTestCluster
 
@@ -86,6 +86,18 @@ def test_mappings_are_by_name(wrong: Any) -> None:
 def test_topics_of_a_wrong_type_are_refused_by_name(memory: MemoryTestCluster, wrong: Any) -> None:
     with memory.connect() as marshal, pytest.raises(InvalidOption, match=r"^topic"):
         marshal.consumer(memory.group(), wrong)
+
+
+@pytest.mark.parametrize("wrong", ["a", None, True, 0, -1.0, float("nan")])
+def test_a_timeout_of_a_wrong_type_or_size_is_refused_by_name(wrong: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"^timeout_s=.*a number of seconds, more than 0"):
+        connect("127.0.0.1:1", timeout_s=wrong)
+
+
+@pytest.mark.parametrize("wrong", ["", "a b", None, 3])
+def test_a_topic_to_look_into_has_a_name_that_kafka_takes(memory: MemoryTestCluster, wrong: Any) -> None:
+    with memory.connect() as marshal, pytest.raises(InvalidOption, match=r"^topic="):
+        marshal.topic(wrong)
 
 
 def test_the_consumer_refuses_it_before_it_joins(memory: MemoryTestCluster) -> None:

@@ -429,6 +429,27 @@ def test_a_message_that_is_given_twice_is_refused(tmp_path: Path) -> None:
         assert Guard().new(connection, []) == []
 
 
+@pytest.mark.parametrize("wrong", [None, "x", 3, [payment(1), None], b"x"])
+@pytest.mark.parametrize("guard", [Guard(), Inbox()], ids=["guard", "inbox"])
+def test_what_is_no_message_is_refused_by_name(tmp_path: Path, guard: Guard, wrong: Any) -> None:
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        guard.create(connection)
+        with pytest.raises(InvalidOption, match=r"^messages=.*a message, a batch, a part, or several"):
+            guard.new(connection, wrong)
+
+
+@pytest.mark.parametrize("wrong", [-1, None, "0", True, 1.5])
+def test_a_partition_is_rewound_to_an_offset(tmp_path: Path, wrong: Any) -> None:
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        guard = Guard()
+        guard.create(connection)
+        guard.new(connection, [payment(0), payment(1)])
+        with pytest.raises(InvalidOption, match=r"^to=.*an offset, 0 or more"):
+            guard.rewind(connection, "shop", "payments", to=wrong)
+        assert guard.new(connection, payment(0)) == []
+        assert guard.rewind(connection, "nobody", "payments") == []
+
+
 def test_what_lies_between_the_messages_of_a_fetch_makes_no_holes(tmp_path: Path) -> None:
     """Markers of transactions: the fetch that returned the messages has seen that there is nothing between them."""
     messages = [make_message(offset=offset) for offset in (0, 2, 4, 9)]

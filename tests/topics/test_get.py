@@ -526,7 +526,7 @@ def test_an_offset_of_several_partitions_names_one(fill: Any) -> None:
 )
 def test_empty_and_contradictory_requests_are_bad(question: dict[str, Any]) -> None:
     """ADR-31: `408` if the request is empty or invalid. Nothing is asked of the cluster."""
-    topic = Topic(MemoryTransport(MemoryBroker()), "not there")
+    topic = Topic(MemoryTransport(MemoryBroker()), "nothing")
     with pytest.raises(BadRequest) as caught:
         topic.get(**question)
     assert caught.value.status == 408

@@ -185,16 +185,25 @@ class LeftOut(NamedTuple):
         return f"{self.topic}:{self.partition} from {self.start} to {self.to - 1}: {says}"
 
 
+def _several(messages: Any) -> list[Any]:
+    """Returns the messages of an iterable. Raises InvalidOption for anything else."""
+    found = list(messages) if isinstance(messages, Iterable) else [messages]
+    for one in found:
+        if not hasattr(one, "token"):
+            raise InvalidOption("messages", one, "a message, a batch, a part, or several messages in a list")
+    return found
+
+
 def spans_of_messages(messages: Any) -> tuple[dict[Source, Span], list[tuple[Source, Any]]]:
     """Returns what a message, a batch, a part or an iterable of messages has of each source, and each message with its
-    source, in the order given. Raises InvalidOption for messages of two groups, and for a message that is there
-    twice."""
+    source, in the order given. Raises InvalidOption for messages of two groups, for a message that is there twice,
+    and for what is no message."""
     if hasattr(messages, "parts"):
         parts = [(part[0], part.covered, part) for part in messages.parts]
     elif hasattr(messages, "raw"):
         parts = [(messages[0], messages.covered, messages)] if len(messages) else []
     else:
-        each = (messages,) if hasattr(messages, "offset") else messages
+        each = [messages] if hasattr(messages, "offset") else _several(messages)
         parts = [(one, getattr(one, "covered", ((one.offset, one.offset + 1),)), (one,)) for one in each]
     ranges: dict[Source, list[Range]] = {}
     tokens: dict[Source, list[str]] = {}
