@@ -20,7 +20,6 @@ from marshal_py.client import async_consumer
 from marshal_py.client.aio import event_loop
 from marshal_py.client.aio.event_loop import READS_AT_ONCE_MAX, Receiver, Request, Threads
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.values.waits import Poll
 from marshal_py.errors import ClusterError, ConcurrentUse, ConsumerClosed, EventLoopMisuse, InvalidOption
 from marshal_py.log.observer import Observer
 from marshal_py.testing import MemoryCluster
@@ -400,7 +399,7 @@ def test_a_backlog_comes_without_the_other_thread(
 def test_messages_that_come_one_by_one_are_asked_for_once(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The receiver's thread goes on by itself. What may not be waited for is not, although it polls."""
+    """The receiver's thread goes on by itself."""
     monkeypatch.setattr(event_loop, "AHEAD_S", DEADLINE_S)
     asked: list[Request] = []
     plainly = Receiver.ask
@@ -426,8 +425,48 @@ def test_messages_that_come_one_by_one_are_asked_for_once(
                 memory.put(topic, 0, b"x")
                 assert (await following).offset == number
             assert asked == []
-            assert await feed.poll(Poll(0.0, 1)) == []
-            assert await feed.poll(Poll(0.001, 1)) == []
+
+    run(main())
+
+
+def test_a_call_that_may_not_wait_takes_what_is_there_while_one_more_is_polled_for(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receiver's thread has the first of these messages, or is about to. The others come behind it."""
+    topic = memory.topic()
+
+    async def main() -> None:
+        async with (
+            aio.connect(memory.target) as marshal,
+            marshal.consumer(memory.group(), [topic], **OPTIONS) as consumer,
+        ):
+            await turn_until(lambda: consumer.cached_info().claims, "claimed")
+            feed = consumer._feed
+
+            async def wait_for_one() -> list[int]:
+                """Receives a message that is waited for, so that the thread polls for one more."""
+                following = asyncio.ensure_future(consumer.next(DEADLINE_S))
+                await turn_until(lambda: feed.waits, "the call waits")
+                memory.put(topic, 0, b"x")
+                message = await following
+                assert message is not None
+                return [message.offset]
+
+            offsets = await wait_for_one()
+            assert await consumer.next(0) is None
+            monkeypatch.setattr(event_loop, "AHEAD_S", DEADLINE_S)
+            for count in (1, 5, 1, 5):
+                offsets += await wait_for_one()
+                before = len(offsets)
+                assert feed._request is not None
+                assert feed._request.ahead
+                memory.fill(topic, 0, count)
+                if count == 1:
+                    offsets += [message.offset for message in [await consumer.next(0)] if message is not None]
+                else:
+                    offsets += [message.offset for message in await consumer.fetch(count, expires_s=0)]
+                assert offsets == list(range(len(offsets)))
+                assert len(offsets) == before + count, "nothing is left there"
 
     run(main())
 

@@ -26,7 +26,8 @@ SHARED_SLICE_S: Final = 0.005  # one poll, if several do: messages of the others
 # The same when no message has come for QUIET_S: with shorter ones, waiting would take more than 1 % of a core.
 SHARED_SLICE_QUIET_S: Final = 0.02
 QUIET_S: Final = 1.0
-AHEAD_S: Final = 0.1  # how long the thread polls for a consumer that has not asked for more yet
+# How long the thread polls for a consumer that has not asked for more yet. A call that may not wait is so much later.
+AHEAD_S: Final = 0.005
 
 
 class Request(NamedTuple):
@@ -260,25 +261,22 @@ class Feed:
 
     async def poll(self, wait: Poll) -> list[Chunk]:
         """Waits for messages. One task at a time may call it. If it is cancelled, the next call gets the messages."""
+        at_once = wait.timeout_s <= 0
         if not self._chunks and self._error is None:
-            ahead = self._request is not None and self._request.ahead
-            if ahead and wait.timeout_s <= 0:
-                return []
-            self._waiter, timer, self.waits = self._loop.create_future(), None, True
+            self._waiter, self.waits = self._loop.create_future(), not at_once
             try:
-                if not ahead:
+                if self._request is None or not self._request.ahead:
                     self._request = Request(wait.max_messages, time.monotonic() + wait.timeout_s)
                     self._receiver.ask(self, self._request)
-                elif wait.timeout_s < AHEAD_S:
-                    timer = self._loop.call_later(wait.timeout_s, _settle, self._waiter)
                 await self._waiter
             finally:
                 self._waiter, self.waits = None, False
-                if timer is not None:
-                    timer.cancel()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+        if at_once and self._request is None:  # the receiver's thread has polled for one message only
+            missing = wait.max_messages - sum([len(chunk.messages) for chunk in self._chunks])
+            self._chunks += (self._poll_now(min(missing, TAKEN_MAX)) or ()) if missing > 0 else ()
         chunks, self._chunks = self._chunks, []
         return chunks
 
