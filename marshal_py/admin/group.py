@@ -375,7 +375,7 @@ class Group:
             check_size(runner.context, resolver.tps)
             recreated = list(resolver.recreated.values())
             if dry_run:
-                rows = preview(runner.context, resolver.positions(), resolver.recreated)
+                rows = preview(runner.context, resolver.positions(), resolver.firsts, resolver.recreated)
                 return Moved(rows, recreated=recreated, refused=_refused(runner.context, terms))
             resolver.check()
             owners, parked = owners_of(_state(runner)), parked_of(_state(runner))
@@ -385,7 +385,8 @@ class Group:
             runner.run(plan, watcher, resolver.positions)
             assert plan.moved is not None  # the runner raises an error if it was not moved
             after = {TopicPartition(move.topic, move.partition): move.position for move in plan.moved.moves}
-            return Moved(rows_of(owners, plan.before, after, parked), plan.moved_at, plan.token, recreated)
+            rows = rows_of(owners, plan.before, after, resolver.firsts, parked)
+            return Moved(rows, plan.moved_at, plan.token, recreated)
 
     def positions(self) -> dict[TopicPartition, int]:
         """Returns every position that the group has."""

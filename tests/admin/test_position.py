@@ -17,7 +17,7 @@ from marshal_py.admin.plans.pause import PausePlan
 from marshal_py.admin.plans.position import MOVED, NOT_MOVED, UNKNOWN, PositionPlan
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.errors import AdminBusy, AdminFailed, GroupMissing, InvalidRecord, LogGap
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import ReleaseGroup, ReleasingPartition, SetPosition, Topology
 from tests.admin.virtual_admin import NEVER, Tool, finish, play_copies, start_tool
 from tests.support.virtual_cluster import GROUP, INTERVAL_MS, Client, VirtualCluster, tp
@@ -414,7 +414,14 @@ def test_what_can_be_refused_is_refused_before_the_pause() -> None:
 
 def test_what_lies_below_a_parked_position_is_not_said_to_be_repeated() -> None:
     """It may lie beyond the end: the messages in between do not exist."""
-    assert rows_of({}, {tp(0): 900}, {tp(0): 10}, {tp(0)}) == [Row(tp(0).topic, 0, "", 900, 10, 0, 0)]
+    assert rows_of({}, {tp(0): 900}, {tp(0): 10}, {tp(0): 0}, {tp(0)}) == [Row(tp(0).topic, 0, "", 900, 10, 0, 0)]
+
+
+def test_without_a_position_all_before_the_target_is_said_to_be_skipped() -> None:
+    """Also of a parked partition: then its topic was created again."""
+    for parked in (set(), {tp(0)}):
+        rows = rows_of({}, {tp(0): NONE}, {tp(0): 10, tp(1): 4}, {tp(0): 7, tp(1): 4}, parked)
+        assert [(row.position, row.skipped, row.repeated) for row in rows] == [(NONE, 3, 0), (NONE, 0, 0)]
 
 
 def test_the_dry_run_writes_nothing_and_tells_the_truth() -> None:
@@ -425,7 +432,7 @@ def test_the_dry_run_writes_nothing_and_tells_the_truth() -> None:
         a.world, GROUP, PauseHistory(GROUP), Author.of("alice", "desk", "test", b"1234"), a.rng.randbytes
     )
     digest, values = a.group.digest(), len(cluster.values)
-    rows = preview(context, {tp(0): 500, tp(1): 0})
+    rows = preview(context, {tp(0): 500, tp(1): 0}, {tp(0): 0, tp(1): 0})
     assert (a.group.digest(), len(cluster.values)) == (digest, values)
     a.world.check()
     assert [(row.partition, row.position, row.target, row.skipped, row.repeated) for row in rows] == [
@@ -434,7 +441,7 @@ def test_the_dry_run_writes_nothing_and_tells_the_truth() -> None:
     ]
     assert {row.owner for row in rows} <= {"a", "b"}
     with pytest.raises(AdminFailed, match=r"would not be changed: positions move.*there is no such partition"):
-        preview(context, {tp(99): 1})
+        preview(context, {tp(99): 1}, {})
     tool = finish(cluster, move(cluster, positions={tp(0): 500, tp(1): 0}))
     assert plan_of(tool).outcome == MOVED
     assert {row.partition: row.target for row in rows} == {

@@ -216,14 +216,14 @@ def test_the_dry_run_shows_it_and_writes_nothing() -> None:
     digest, values = a.group.digest(), len(cluster.values)
     recreated = find_recreated(a.group, {TOPIC: TopicInfo(2, NEW)})
     assert recreated == {TOPIC: RecreatedTopic(TOPIC, OLD, NEW, 2, 3)}
-    rows = preview(context, {tp(0): 4, tp(1): 0}, recreated)
+    rows = preview(context, {tp(0): 4, tp(1): 0}, {tp(0): 1, tp(1): 0}, recreated)
     assert [(row.partition, row.position, row.target, row.skipped, row.repeated) for row in rows] == [
-        (0, NONE, 4, 0, 0),
+        (0, NONE, 4, 3, 0),
         (1, NONE, 0, 0, 0),
     ]
     assert (a.group.digest(), len(cluster.values)) == (digest, values)
     with pytest.raises(AdminFailed, match=r"would not be changed: positions move.*there is no such partition"):
-        preview(context, {tp(2): 0}, recreated)
+        preview(context, {tp(2): 0}, {}, recreated)
 
 
 def test_what_the_cluster_says_of_topics() -> None:

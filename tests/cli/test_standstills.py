@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from marshal_py.errors import GroupOpaque
 from marshal_py.log import observer as observing
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.member.waiting import CAUSES, OBSERVED
-from marshal_py.protocol.wire.identity import route
+from marshal_py.protocol.wire.identity import NONE, route
 from marshal_py.testing import MemoryCluster
 from marshal_py.testing.clock import marshals_of
 from marshal_py.transport.memory import MemoryTransport
@@ -315,6 +316,29 @@ def test_a_loop_that_hangs_is_told_of_all_the_partitions_that_it_blocks(
             assert "restart one whose handler is stuck" in found, found
         else:
             assert f"no message of {TOPIC}:0, 1 was finished for " in found, found
+
+
+@pytest.mark.parametrize("view", ["state", "lag", "doctor"])
+def test_of_a_topic_that_was_created_again_all_messages_wait(view: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The position of the old one says nothing of it; and who moves to its end skips all of them."""
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 2)
+        cluster.produce(TOPIC, b"old", partition=0)
+        consumer = _owner(cluster)
+        message = consumer.next(5)
+        assert message is not None
+        message.ack()
+        _close(cluster, consumer)
+        cluster.broker.delete_topic(TOPIC)
+        cluster.create_topic(TOPIC, 2)
+        for number in range(BACKLOG):
+            cluster.produce(TOPIC, b"%d" % number, partition=0)
+        assert f"and {BACKLOG} messages wait" in said(Scene(cluster, None), view, monkeypatch)
+        moves = partial(cluster.group(GROUP).set_position, TOPIC, "latest")
+        for dry_run in (True, False):
+            moved = cluster._run(partial(moves, dry_run=dry_run))
+            assert [(row.position, row.target, row.skipped) for row in moved.rows] == [(NONE, 3, 3), (NONE, 0, 0)]
+        assert "messages wait" not in said(Scene(cluster, None), view, monkeypatch)
 
 
 @pytest.mark.parametrize("view", ["state", "lag", "doctor"])

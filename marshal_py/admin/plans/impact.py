@@ -238,7 +238,8 @@ def _releases(group: Group, session: int = NONE) -> dict[str, str]:
 
 
 class Row(NamedTuple):
-    """One partition of a move. `skipped`, `repeated`: how many messages will not be read, or again."""
+    """One partition of a move. `skipped`, `repeated`: how many messages will not be read, or again; of a partition
+    without a position, those between its beginning and the target are skipped."""
 
     topic: str
     partition: int
@@ -258,14 +259,17 @@ def rows_of(
     owners: Mapping[TopicPartition, str],
     before: Mapping[TopicPartition, int],
     after: Mapping[TopicPartition, int],
+    firsts: Mapping[TopicPartition, int],
     parked: Collection[TopicPartition] = (),
 ) -> list[Row]:
-    """Returns a row per partition of `after`. `owners`: client ids; `before`: NONE without a position. Of parked
-    partitions, and those without a position, skipped and repeated are unknown: 0."""
+    """Returns a row per partition of `after`. `owners`: client ids; `before`: NONE without a position; `firsts`: the
+    first offsets. Of parked partitions with a position, skipped and repeated are unknown: 0."""
     rows = []
     for tp, target in sorted(after.items()):
         position = before.get(tp, NONE)
-        moved = target - position if position != NONE and tp not in parked else 0
+        moved = target - (firsts[tp] if position == NONE else position)
+        if position != NONE and tp in parked:
+            moved = 0
         rows.append(Row(*tp, owners.get(tp, ""), position, target, max(0, moved), max(0, -moved)))
     return rows
 
@@ -276,7 +280,10 @@ def parked_of(group: Group) -> set[TopicPartition]:
 
 
 def preview(
-    context: GroupContext, targets: Mapping[TopicPartition, int], recreated: Mapping[str, RecreatedTopic] | None = None
+    context: GroupContext,
+    targets: Mapping[TopicPartition, int],
+    firsts: Mapping[TopicPartition, int],
+    recreated: Mapping[str, RecreatedTopic] | None = None,
 ) -> list[Row]:
     """Returns a row per partition of `targets`, by folding the move's records. Raises AdminFailed if one is
     rejected."""
@@ -291,7 +298,7 @@ def preview(
     moves = tuple(Move(*tp, versions.get(tp, NONE), position) for tp, position in sorted(targets.items()))
     rehearse(world, context.name, SetPosition(there.pause_change, moves, True, context.author.by))
     after = {tp: there.partitions[tp].position for tp in targets}
-    return rows_of(owners_of(group), before, after, parked_of(group))
+    return rows_of(owners_of(group), before, after, firsts, parked_of(group))
 
 
 # --- a rehearsal

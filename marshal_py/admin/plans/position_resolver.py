@@ -101,6 +101,7 @@ class PositionResolver:
         """Finds the partitions that `topics` and `target` name, and topics created again. Raises PartitionParked for
         these with a shift or committed offsets, which refer to the topic that is gone."""
         self._runner, self._target = runner, target
+        self.firsts: dict[TopicPartition, int] = {}  # the first offsets, as `positions` looked them up last
         given = [topics] if isinstance(topics, str) else list(topics)
         names = {one.topic if isinstance(one, TopicPartition) else one.partition(":")[0] for one in given}
         names |= {tp.topic for tp in target.named} if not given else set()
@@ -199,4 +200,6 @@ class PositionResolver:
         admin, group = self._runner.admin, self._group()
         times = at_times(self._target.points(tps), admin, time.time_ns() // 1_000_000)
         positions = {tp: group.partitions[tp].position for tp in tps if tp in group.partitions}
-        return resolve(self._target, tps, positions, Facts(admin.bounds(tps), self._committed, times))
+        bounds = admin.bounds(tps)
+        self.firsts |= {tp: bound.first for tp, bound in bounds.items()}
+        return resolve(self._target, tps, positions, Facts(bounds, self._committed, times))

@@ -82,7 +82,7 @@ class Looking:
         """Returns what is known of a group at `now_ms` since 1970. `stopped`: until an admin acts; `gone`: topics that
         the cluster lacks; `ends`: as far as known."""
         pause = overview.pause(group, self.pause_history(log, group), now_ms)
-        lags = [(ends or {}).get(tp, at) - at for tp, at in overview.positions(group).items()]
+        waiting = overview.free(group, ends or {}, find_recreated(group, self._observer.topics))
         # Who has given no sign of life in all that is kept is silent since that begins.
         signs = dict.fromkeys(group.sessions, self._first_ms.get(log, now_ms)) | self._observer.signs_of(log)
         unanswered = self._unanswered[log].since(group) if log in self._unanswered else {}
@@ -92,7 +92,7 @@ class Looking:
             "" if pause is None else overview.paused(pause),
             tuple(one.standstill() for one in stopped),
             tuple(gone),
-            sum(lag for lag in lags if lag > 0),
+            sum(waiting.values()),
             silent,
             unanswered,
             self._blocked(log, group, now_ms, ends or {}),

@@ -289,13 +289,17 @@ def positions(group: Group) -> dict[TopicPartition, int]:
     return {tp: p.position for tp, p in existing(group).items() if tp.partition >= 0 and p.position != NONE}
 
 
-def free(group: Group, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Returns the lag of each partition without an owner in which messages wait; without a position all count."""
+def free(
+    group: Group, ends: Mapping[TopicPartition, int], recreated: Collection[str] = ()
+) -> dict[TopicPartition, int]:
+    """Returns the lag of each partition without an owner in which messages wait. All count where it has no position,
+    and in the topics that were `recreated`, because its position is of the old one."""
     found = {}
     for tp in partitions(group):
         known = group.partitions.get(tp)
         if tp.partition >= 0 and tp.topic in group.topics and (known is None or known.owner == NONE):
-            found[tp] = ends.get(tp, 0) - max(0, NONE if known is None else known.position)
+            read = 0 if known is None or tp.topic in recreated else max(0, known.position)
+            found[tp] = ends.get(tp, 0) - read
     return {tp: lag for tp, lag in found.items() if lag > 0}
 
 

@@ -63,15 +63,15 @@ class Standstill(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a reader of a group knows beyond its log. The defaults are for one that knows nothing. `now_ms`: in ms
-    since 1970. `pause`: the running pause in words. `parked`: as the reader tells it; None: as the log does. `gone`:
-    topics that the cluster does not have. `lag`: messages that wait in all partitions together; 0 if unknown. `silent`:
-    ms of silence by session. `unanswered`: since when, in ms since 1970, handlers have had messages of a partition and
-    none was finished. `blocked`: likewise, since when the owner of a partition has finished nothing of any of its
-    partitions, though a message of this one has waited for HANGS_MS. `unowned`: how many messages wait in a partition
-    that nobody has owned for UNOWNED_MS, though a consumer of its topic was there. `fenced`: since when, in ms since
-    1970, a session of this process has read no sign of life of its own back. `stalled_ms`: for how long this process
-    stood still lately."""
+    """What a reader of a group knows beyond its log. The defaults are for one that knows nothing. `now_ms`: in ms since
+    1970. `pause`: the running pause in words. `parked`: as the reader tells it; None: as the log does. `gone`: topics
+    that the cluster does not have. `lag`: messages that wait in all partitions without an owner together; 0 if unknown.
+    `silent`: ms of silence by session. `unanswered`: since when, in ms since 1970, handlers have had messages of a
+    partition and none was finished. `blocked`: likewise, since when the owner of a partition has finished nothing of
+    any of its partitions, though a message of this one has waited for HANGS_MS. `unowned`: how many messages wait in a
+    partition that nobody has owned for UNOWNED_MS, though a consumer of its topic was there. `fenced`: since when, in
+    ms since 1970, a session of this process has read no sign of life of its own back. `stalled_ms`: for how long this
+    process stood still lately."""
 
     now_ms: int = 0
     pause: str = ""
