@@ -65,22 +65,32 @@ def read(transport: Transport, name: str, select: Select = lambda letter: True) 
     Of other records of the topic nothing is returned. Raises TopicMissing, ClusterUnreachable, AccessDenied.
     """
     letters: dict[str, Letter] = {}
-    redriven: dict[str, int] = {}  # by message: when it was put back last, in ms since 1970
+    redriven: dict[str, list[StoredMessage]] = {}  # by message: what says that it was put back, by partition the last
     with closing(Topic(transport, name)) as topic:
         for page in topic.pages(GetRequest(batch=READ_AT_ONCE)):
             for stored in page:
                 letter, headers = _letter(stored), dict(stored.headers)
                 if letter is None and REDRIVEN in headers:
                     message = (headers[REDRIVEN] or b"").decode(errors="replace")
-                    redriven[message] = max(stored.timestamp, redriven.get(message, -1))
+                    others = [one for one in redriven.get(message, ()) if one.partition != stored.partition]
+                    redriven[message] = [*others, stored]
                 elif letter is not None and select(letter):
                     known = letters.get(letter.message)
-                    if len(letters) < LETTERS_MAX if known is None else stored.timestamp >= known.at.timestamp:
+                    if len(letters) < LETTERS_MAX if known is None else _is_after(stored, known.at):
                         letters[letter.message] = letter
     found = [
-        letter._replace(redriven=letter.at.timestamp <= redriven.get(letter.message, -2)) for letter in letters.values()
+        letter._replace(redriven=any(_is_after(marker, letter.at) for marker in redriven.get(letter.message, ())))
+        for letter in letters.values()
     ]
     return sorted(found, key=lambda letter: (letter.topic, letter.partition, letter.offset))
+
+
+def _is_after(one: StoredMessage, other: StoredMessage) -> bool:
+    """Returns whether a record of the dead-letter topic was written after another: within a partition as the offsets
+    say, because clocks differ. Without a key, letters of one message may be in several partitions."""
+    if one.partition == other.partition:
+        return one.offset > other.offset
+    return one.timestamp >= other.timestamp
 
 
 def redrive(transport: Transport, name: str, select: Select) -> Redriven:

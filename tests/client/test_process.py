@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Consumer, Message, Process, Reject, Retry
-from marshal_py.client.process import process
+from marshal_py.client.process import process, processing
 from marshal_py.client.process.processing import Processing
 from marshal_py.errors import ConcurrentUse, ConsumerClosed, InvalidOption, NeedsAtLeastOnce, ReentrantCall
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, joined, owns, positions, until
@@ -169,7 +169,8 @@ def test_a_key_function_that_fails_ends_it_and_loses_nothing(memory: MemoryTestC
         work = consumer.process(lambda message: None, key=key)
         with pytest.raises((ZeroDivisionError, TypeError)):
             work.wait(DEADLINE_S)
-        assert [message.offset for message in consumer.fetch(3, min_messages=3)] == [0, 1, 2]
+        again = consumer.fetch(3, min_messages=3)
+        assert [(one.offset, one.delivery_count) for one in again] == [(0, 1), (1, 1), (2, 1)]
 
 
 def test_a_rejected_message_is_never_tried_again(memory: MemoryTestCluster) -> None:
@@ -547,6 +548,58 @@ def test_no_handler_begins_with_what_the_user_has_paused(memory: MemoryTestClust
         consumer.resume([(topic, 0)])
         journal.handled(5)
     assert in_order(journal)
+
+
+def test_handlers_that_say_they_are_at_work_keep_what_waits(memory: MemoryTestCluster) -> None:
+    """D17: what is queued is silent only while all handlers are. Else the message of one of them would come again here
+    while it is handled."""
+    topic, hold = fill(memory, 3, keys=3), threading.Event()
+
+    def handle(message: Message) -> None:
+        while message.offset < 2 and not hold.wait(0.02):
+            message.in_progress()
+
+    journal = Journal(handle)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic], handler_timeout_s=1.0) as consumer,
+        consumer.process(journal, workers=2) as work,
+    ):
+        until(lambda: work.stats().working == 2 and work.stats().waiting == 1, "one waits")
+        epochs = [claim.token for claim in consumer.cached_info().claims.values()]
+        assert not work.wait(2.5)  # longer than the handler timeout: nothing happens
+        assert [claim.token for claim in consumer.cached_info().claims.values()] == epochs
+        assert consumer.healthy(1.0)
+        hold.set()
+        until(lambda: positions(consumer) == {0: 3}, "all are handled")
+    assert sorted(one for began in journal.began.values() for one in began) == [0, 1, 2]
+
+
+class Named:
+    """A key whose `repr` raises."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_a_key_that_cannot_be_written_ends_nothing(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processing, "HELD_UP_S", 0.0)
+    topic, hold, named = fill(memory, 4, keys=2), threading.Event(), Named()
+    group = memory.group()
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+
+        def handle(message: Message) -> None:
+            if message.key == b"k0":
+                assert hold.wait(DEADLINE_S)
+
+        with consumer.process(handle, key=lambda message: named if message.key == b"k0" else message.key) as work:
+            told = until(
+                lambda: [one for one in consumer._driver.events if one.kind == "held_up"], "it holds up the position"
+            )
+            assert "of key Named " in told[0].text
+            hold.set()
+            until(lambda: positions(consumer) == {0: 4}, "all are handled")
+            assert work.error is None
 
 
 def test_what_waits_moves_where_no_handler_returns(memory: MemoryTestCluster) -> None:

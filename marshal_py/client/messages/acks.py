@@ -43,6 +43,7 @@ class DeliveryContext:
 
     __slots__ = (
         "answers",
+        "at_work",
         "clock_now",
         "confirm",
         "delivered",
@@ -85,12 +86,18 @@ class DeliveryContext:
         # Checks that the caller may wait, acks, and waits until the log has accepted what the call returned; set by
         # the consumer (confirmations.py). A caller that is refused has acked nothing.
         self.confirm: Callable[[Ack, float], None]
+        # Hears which offsets of which claim a handler says to be at work on; set by a `process`, with the lock held.
+        self.at_work: Callable[[Claim, Sequence[int]], None] = _nobody_hears
 
     def forked(self, made_in_pid: int) -> None:
         """Makes acks raise UsedAfterFork in a forked child process, where it is called (`ForkedLock`)."""
         self.lock = ForkedLock("Message", made_in_pid)
         for claim in self.member.claims.values():
             claim.sealed = True  # so that acks ask for the lock
+
+
+def _nobody_hears(claim: Claim, offsets: Sequence[int]) -> None:
+    """Ignores what a handler says to be at work on: no `process` waits for it."""
 
 
 class Delivered:
@@ -190,6 +197,8 @@ class Delivered:
         """Restarts the handler timeout of [first, stop) of `run`, in at-most-once mode of the claim. Nothing once it is
         sealed: acks that came since are too late, and must not be noted."""
         with self.context.lock:
+            if self.run is not None:
+                self.context.at_work(self.claim, self.run.offsets[first:stop])
             if self.claim.sealed:
                 return
             tracker, mono_ms = self.claim.tracker, self.context.clock_now().mono_ms

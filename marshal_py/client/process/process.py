@@ -169,11 +169,14 @@ class Process(Generic[K_co, V_co]):
     def _watch(self) -> None:
         """Looks for claims that end, until the consume has ended and the last handler has returned."""
         processing = self._processing
-        while not self._receiving.closed and not processing.over:
-            if self._receiving.draining and not processing.draining:
-                processing.drain()
-            processing.look()
-            self._ended.wait(LOOK_S)  # nobody sets it before this thread does
+        try:
+            while not self._receiving.closed and not processing.over:
+                if self._receiving.draining and not processing.draining:
+                    processing.drain()
+                processing.look()
+                self._ended.wait(LOOK_S)  # nobody sets it before this thread does
+        except Exception as error:  # a bug here: nobody else would know
+            processing.fail(error)
         processing.halt()
         self._receiving.stop(0)
         processing.close()  # first: the end of the consumer waits for messages that were delivered

@@ -12,7 +12,7 @@ import math
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Generic
 
@@ -51,6 +51,13 @@ IDLE_S: Final = 0.5  # how long a worker waits for a message before it looks whe
 FOLLOWS: Final = "it follows a dead letter of its key"
 
 
+def _text_of(key: Hashable) -> str:
+    """Returns a key as text. Of what is not Python's own only its type: its `repr` is the user's code."""
+    plain = (str, bytes, int, float, bool, type(None))
+    values = key if type(key) is tuple else (key,)
+    return repr(key) if all(type(one) in plain for one in values) else type(key).__name__
+
+
 class Processing(Generic[K_co, V_co]):
     """The messages of one `process`, and what both fronts do with them. `changed` guards the lanes. It is never held
     while the Marshal's lock is taken: the queue asks `end_of` under that."""
@@ -74,6 +81,7 @@ class Processing(Generic[K_co, V_co]):
         # Until when a claim may deliver, in ns of the boot clock, and when that was found. Under the Marshal's lock.
         self._gates: dict[Claim, tuple[int, Instant]] = {}
         self._begun_s: dict[int, float] = {}  # by id of a message that a handler has: since when
+        self._at_work_s: dict[tuple[int, int], float] = {}  # by epoch and offset: when its handler last said so
         self._finished = self._retried = self._ended = 0
         self._times = HandlerTimes()
         self._held_up: dict[
@@ -117,6 +125,7 @@ class Processing(Generic[K_co, V_co]):
                 self._lanes.add_parked(key, message)
         with self._context.lock:  # last: what the key function raises leaves the consumer as it was
             self._before, self._queue.window.process = self._queue.window.process, self
+            self._queue.delivery.at_work = self._note_at_work
 
     def detach(self, *, refused: bool = False) -> None:
         """Bounds nothing any more. `refused`: another `process` runs, which bounds again what it did before."""
@@ -131,27 +140,28 @@ class Processing(Generic[K_co, V_co]):
         does."""
         tracker, held = claim.tracker, self._lanes.held.get(claim)
         assert isinstance(tracker, AtLeastOnce)  # check_settings
-        if claim.one_by_one and tracker.awaited:
+        if self.over or (claim.one_by_one and tracker.awaited):
             return 0
         if held is not None and held.size_bytes >= self._share_bytes:
             return 0
         return tracker.unfinished_from() + self.settings.window
 
     def take(self, message: Message[K_co, V_co]) -> None:
-        """Puts a message that has come into its lane. What the key function raises ends the `process`."""
+        """Puts a message that has come into its lane. What the key function raises ends the `process`; no handler had
+        the message, so it counts no delivery."""
+        key: LaneKey | None = None
         try:
-            key = self._lane_of(message)
-            hash(key)
+            if not self.over:
+                key = self._lane_of(message)
+                hash(key)
         except Exception as error:
             report_failure(self._driver, message, error)
-            message.nak(0)
             self.fail(error)
-            return
         with self._context.lock:
             queue(message, self._silent_since_ms)
         with self._lock:
-            parked = self._lanes.parked_before(key, message) if self.draining else None
-            if not self.over and parked is None:
+            parked = self._lanes.parked_before(key, message) if self.draining and key is not None else None
+            if not self.over and key is not None and parked is None:
                 if self.settings.batch is not None and message.delivery_count > 1:
                     self._filling_since = -math.inf  # it comes alone, and waits for nothing
                 self._lanes.add(key, message)
@@ -160,8 +170,9 @@ class Processing(Generic[K_co, V_co]):
         self._put_behind(parked, [message])
 
     def _put_behind(self, parked: AnyMessage | None, messages: Iterable[AnyMessage]) -> None:
-        """Gives back messages that wait, until the one is due that is tried again before them."""
-        delay_s = 0.0
+        """Gives back messages that wait, until the one is due that is tried again before them; without one, because all
+        ends, until that is seen."""
+        delay_s = LOOK_S
         if parked is not None:
             with self._context.lock:
                 delay_s = waits_s(parked, self._context.clock.now())
@@ -297,6 +308,7 @@ class Processing(Generic[K_co, V_co]):
                 alone = message.delivery_count > 1 or claim_of(message).one_by_one
                 if alone and batch:
                     self._lanes.wait_again(message)
+                    self.changed.notify()  # another worker may take it
                     break
                 follows = self._lanes.follows_dead(message)
             may = self._may_begin(message)
@@ -388,6 +400,8 @@ class Processing(Generic[K_co, V_co]):
     def _returned(self, message: AnyMessage) -> None:
         self._worked_at = now_s = self._monotonic()
         begun_s = self._begun_s.pop(id(message), None)
+        if self._at_work_s:
+            self._at_work_s.pop((message.token.epoch, message.offset), None)
         if begun_s is not None and self.settings.batch is None:
             self._times.add(now_s - begun_s)
 
@@ -442,7 +456,9 @@ class Processing(Generic[K_co, V_co]):
                     self._lanes.forget_claim(claim)
             now_s = self._monotonic()
             for message in self._lanes.in_vain():
-                if now_s - self._begun_s.get(id(message), now_s) >= self._timeout_s:
+                begun_s = self._begun_s.get(id(message), now_s)
+                last_s = self._at_work_s.get((message.token.epoch, message.offset), begun_s)
+                if now_s - last_s >= self._timeout_s:
                     self._lanes.abandon(message)
             if over or done:
                 self.changed.notify_all()
@@ -474,7 +490,7 @@ class Processing(Generic[K_co, V_co]):
     def _note_held_up(self, claim: Claim, offset: int, age_s: float, tracker: AtLeastOnce) -> None:
         found = [lane for lane in self.lanes() if (lane.topic, lane.partition, lane.offset) == (*claim.tp, offset)]
         key, state = (found[0].key, found[0].state) if found else (None, "")
-        named = "" if key is None else f" of key {key!r:.{KEY_CHARS_MAX}}"
+        named = "" if key is None else f" of key {_text_of(key):.{KEY_CHARS_MAX}}"
         above = f"{tracker.finished_above} above it are done"
         text = f"the message{named} has held up the position for {age_s:.0f} s, and {above}"
         self._queue.answers.reports.note("held_up", claim, offset, f"{text}: {HOLDS[state]}")
@@ -522,8 +538,15 @@ class Processing(Generic[K_co, V_co]):
         """Returns how many handlers run."""
         return self._lanes.working if self.settings.batch is None else self._batches
 
+    def _note_at_work(self, claim: Claim, offsets: Sequence[int]) -> None:
+        """A handler is not silent (D4). Called with the Marshal's lock held."""
+        self._worked_at = now_s = self._monotonic()
+        for offset in offsets:
+            self._at_work_s[claim.epoch, offset] = now_s
+
     def silent_s(self) -> float:
-        """Returns for how many seconds no handler has begun or returned while all workers have one; 0 if not all have.
+        """Returns for how many seconds no handler has begun, returned or said that it is at work (`in_progress`) while
+        all workers have one; 0 if not all have.
 
         It takes no lock, because the Marshal's lock may be held."""
         busy = not self._halted and self._handlers() >= self.settings.workers
