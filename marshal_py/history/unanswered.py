@@ -1,8 +1,8 @@
 """Finds partitions whose owner has messages in handlers and finishes none, by the heartbeats that say so. Pure.
 
-An owner reports how far its handlers are and what they have whenever that changes. If handlers have messages and get no
-further, the message there has had no answer since the first heartbeat that told of it. If an owner gets no further in
-any partition, it finishes nothing.
+An owner reports how far its handlers are, what they have finished above that, and how many messages they have, whenever
+that changes. If handlers have messages and finish none, that is so since the first heartbeat that told of it. If an
+owner finishes none in any partition, it finishes nothing.
 
 How far handlers are is the position; in at-most-once mode, where grants move the position, it is the floor (F2.3).
 """
@@ -25,8 +25,9 @@ class Unanswered:
 
     def __init__(self) -> None:
         self._first_ms = 0  # timestamp of the first record that was read
-        self._since: dict[tuple[str, TopicPartition], tuple[int, int, int]] = {}  # (epoch, how far, ms since 1970)
-        self._finished: dict[tuple[str, TopicPartition], tuple[int, int, bytes, int]] = {}  # with the progress above it
+        # (epoch, how far, progress above it, since when in ms since 1970)
+        self._since: dict[tuple[str, TopicPartition], tuple[int, int, bytes, int]] = {}  # with messages in handlers
+        self._finished: dict[tuple[str, TopicPartition], tuple[int, int, bytes, int]] = {}
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:
         """Notes what a folded record says. `group`: its group after the record. `time_ms`: its timestamp."""
@@ -50,8 +51,8 @@ class Unanswered:
                 self._finished[key] = *now, time_ms
             if not partition.in_flight:
                 self._since.pop(key, None)
-            elif self._since.get(key, (0, 0, 0))[:2] != (epoch, done):
-                self._since[key] = epoch, done, time_ms
+            elif self._since.get(key, (0, 0, b"", 0))[:3] != now:
+                self._since[key] = *now, time_ms
 
     def since(self, group: Group) -> dict[TopicPartition, int]:
         """Returns since when no message of a partition was finished, in ms since 1970, where handlers have some. If it
@@ -60,8 +61,8 @@ class Unanswered:
         for partition in group.claims.values():
             if partition.tp.partition >= 0 and partition.in_flight:
                 kept = self._since.get((group.name, partition.tp))
-                same = kept is not None and kept[:2] == (partition.epoch, handled_to(group, partition))
-                found[partition.tp] = kept[2] if kept is not None and same else self._first_ms
+                now = partition.epoch, handled_to(group, partition), partition.progress
+                found[partition.tp] = kept[3] if kept is not None and kept[:3] == now else self._first_ms
         return {tp: since_ms for tp, since_ms in found.items() if since_ms}
 
     def blocked(self, group: Group) -> dict[TopicPartition, int]:

@@ -319,6 +319,28 @@ def test_a_loop_that_hangs_is_told_of_all_the_partitions_that_it_blocks(
 
 
 @pytest.mark.parametrize("view", ["state", "lag", "doctor"])
+def test_one_handler_that_hangs_beside_others_that_finish_is_not_said_to_finish_nothing(
+    view: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its position stands still, and what is finished above it is in the log, too."""
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 1)
+        for number in range(6):
+            cluster.produce(TOPIC, b"%d" % number, partition=0)
+        consumer = _owner(cluster, handler_timeout_s=60)
+        assert consumer.next(5) is not None
+        for _ in range(4):
+            message = consumer.next(5)
+            assert message is not None
+            message.ack()
+            cluster.advance(4)
+        found = said(Scene(cluster, consumer), view, monkeypatch)
+        assert "was finished for" not in found, found
+        cluster.advance(15)
+        assert f"no message of {TOPIC}:0 was finished for " in said(Scene(cluster, consumer), view, monkeypatch)
+
+
+@pytest.mark.parametrize("view", ["state", "lag", "doctor"])
 def test_of_a_topic_that_was_created_again_all_messages_wait(view: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The position of the old one says nothing of it; and who moves to its end skips all of them."""
     with MemoryCluster() as cluster:
