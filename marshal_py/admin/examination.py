@@ -50,7 +50,8 @@ class Examination:
         strict: bool = False,
     ) -> None:
         """`group`, `topics`: whose rights are checked, too. `roles`: of permissions.ROLES; empty: all. `strict`: a
-        right that is lacking is a failure, and a group or topic that is not there is none."""
+        right that is lacking is a failure, and a group or topic that is not there, or a group that stands still, is
+        none."""
         self.topic, self.group = topic, group
         self.roles, self.strict = list(roles or permissions.ROLES), strict
         self.asked: list[str] = list(topics)
@@ -151,7 +152,7 @@ class Examination:
         yield diagnosis.of_witnesses(groups, silent)
         yield from diagnosis.of_client_ids(groups, silent)
         yield from self._unused(groups)
-        yield from diagnosis.of_groups(groups, infos, study, facts, self.group)
+        yield from diagnosis.of_groups(groups, infos, study, facts, self.group, self.strict)
         for group in groups:
             if group.name == self.group:
                 self.topics |= set(group.topics)

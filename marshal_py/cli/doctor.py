@@ -17,7 +17,9 @@ EXAMPLE: Final = output.example("marshal doctor --bootstrap-servers localhost:90
 @command
 def doctor(
     options: ReadOptions,
-    group: Annotated[str | None, typer.Argument(metavar="GROUP", help="Check the rights on this group, too.")] = None,
+    group: Annotated[
+        str | None, typer.Argument(metavar="GROUP", help="Check this group, and the rights on it.")
+    ] = None,
     topics: Annotated[
         list[str] | None,
         typer.Option(
@@ -34,9 +36,11 @@ def doctor(
 ) -> None:
     """Check the connection, the coordination topic, this client's rights, clocks, versions, groups and growth.
 
-    Prints one line of advice for each problem. Exit code 1 if a check fails. A group that nobody has ever used fails,
-    and so does a topic that does not exist, unless --as asks about a client that has not started yet. In a dump it
-    checks only clocks, versions, groups and growth, as of the newest record.
+    Prints one line of advice for each problem. Exit code 1 if a check fails. A GROUP that nobody has ever used fails,
+    and so does a topic, its own or of --topic, that does not exist. A GROUP also fails if all its partitions are
+    parked, if its consumers are all silent, and if messages wait that nobody consumes, unless it is paused. All of
+    these are warnings if --as asks about a client that has not started yet. In a dump it checks only clocks, versions,
+    groups and growth, as of the newest record.
     """
     if options.dump is not None and (group or topics or role):
         raise typer.BadParameter("a dump says nothing about rights: --dump goes without GROUP, --topic and --as")

@@ -17,6 +17,7 @@ import pytest
 
 from marshal_py import GroupConfig
 from marshal_py.admin.examination import Examination
+from marshal_py.admin.views import diagnosis
 from marshal_py.admin.views.group_info import GroupSummary
 from marshal_py.cli import doctor, groups, options
 from marshal_py.client.consumer import Consumer
@@ -25,7 +26,7 @@ from marshal_py.client.exporter import Collector
 from marshal_py.errors import GroupOpaque
 from marshal_py.log import observer as observing
 from marshal_py.log.observer import Observer
-from marshal_py.protocol.member.waiting import CAUSES, OBSERVED
+from marshal_py.protocol.member.waiting import CAUSES, FAILS, OBSERVED
 from marshal_py.protocol.wire.identity import NONE, route
 from marshal_py.testing import MemoryCluster
 from marshal_py.testing.clock import marshals_of
@@ -418,6 +419,54 @@ def test_the_view_says_why_nobody_consumes(
         with SCENES[cause][0](cluster) as scene:
             found = said(scene, view, monkeypatch)
             assert expected in (found.split() if view in ("metrics", "advisories") else found), found
+
+
+def levels(cluster: MemoryCluster, **asked: Any) -> dict[str, str]:
+    """What the doctor says of the group, by the title of the check."""
+    admin: Any = MemoryTransport(cluster.broker).admin()
+    with look(cluster) as looking:
+        found = Examination("__marshal", GROUP, **asked).content(
+            looking, lambda: cluster.broker.clock.now().wall_ms, admin, 16
+        )
+        return {one.name: one.level for one in found}
+
+
+@pytest.mark.parametrize("cause", sorted(SCENES.keys() - {"fenced"}))
+def test_the_doctor_fails_if_the_group_that_it_is_asked_about_stands_still(
+    cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observing, "SystemClock", lambda: cluster.broker.clock)
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 2)
+        for number in range(BACKLOG):
+            cluster.produce(TOPIC, b"%d" % number, partition=0)
+        with SCENES[cause][0](cluster):
+            title = diagnosis.TITLES.get(cause, cause)
+            assert levels(cluster)[title] == ("fail" if cause in FAILS else "warn")
+            assert "fail" not in levels(cluster, strict=True).values(), "asked with --as"
+
+
+def test_the_doctor_does_not_fail_a_group_of_which_a_part_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observing, "SystemClock", lambda: cluster.broker.clock)
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 2)
+        consumer = _owner(cluster)
+        cluster.run_until(lambda: len(consumer.cached_info().claims) == 2)
+        consumer._driver.park(next(iter(consumer.cached_info().claims)), "PartitionUnreadable", "no right")
+        cluster.run_until(lambda: len(consumer._driver.parked()) == 1)
+        assert levels(cluster)["parked partitions"] == "warn"
+
+
+def test_the_doctor_fails_neither_a_job_that_has_ended_nor_a_paused_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observing, "SystemClock", lambda: cluster.broker.clock)
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 2)
+        _close(cluster, _owner(cluster))
+        assert levels(cluster)["no consumer"] == "warn", "it has read everything"
+        cluster.produce(TOPIC, b"new", partition=0)
+        assert levels(cluster)["no consumer"] == "fail"
+        cluster.pause(GROUP)
+        assert levels(cluster)["no consumer"] == "warn"
 
 
 @pytest.mark.parametrize("cause", sorted(SCENES.keys() - {"fenced"}))

@@ -16,7 +16,7 @@ from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.errors import first_of
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, Session
-from marshal_py.protocol.member.waiting import NO_FACTS, Facts, standstills
+from marshal_py.protocol.member.waiting import NO_FACTS, Facts, fails, standstills
 from marshal_py.protocol.time.failure_detector import shared
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import Join, Snapshot
@@ -179,20 +179,29 @@ def of_groups(
     study: Study,
     facts: Mapping[str, Facts],
     named: str | None = None,
+    lenient: bool = False,
 ) -> Iterator[Check]:
     """Yields a warning for each cause of a standstill, unused group, smaller topic, and a `named` group without
-    consumers; one "ok" without any. `infos`: Kafka's topics, None if gone, without those it may not describe. `facts`:
-    beyond the log, by group. Of other deleted groups nothing is said."""
+    consumers; one "ok" without any. Unless `lenient`, what stops the `named` group is a failure. `infos`: Kafka's
+    topics, None if gone, without those it may not describe. `facts`: beyond the log, by group. Of other deleted groups
+    nothing is said."""
     sound = True
     for group in groups:
         if group.deleted and group.name != named:
             continue
+        causes = standstills(group, facts.get(group.name, NO_FACTS))
+        failed = fails(group, causes) if group.name == named and not lenient else set()
         for check in (
             _orphan(group, study),
             _empty(group, facts.get(group.name, NO_FACTS)) if group.name == named else None,
             *(
-                Check(TITLES.get(one.cause, one.cause), "warn", f"{group.name!r}: {one.text}", one.advice)
-                for one in standstills(group, facts.get(group.name, NO_FACTS))
+                Check(
+                    TITLES.get(one.cause, one.cause),
+                    "fail" if one.cause in failed else "warn",
+                    f"{group.name!r}: {one.text}",
+                    one.advice,
+                )
+                for one in causes
             ),
             *_smaller(group, infos),
         ):

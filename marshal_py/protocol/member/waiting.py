@@ -43,6 +43,7 @@ CAUSES: Final = {
     "fenced": "the consumer reads no sign of life of its own back, so it delivers nothing",
 }
 OBSERVED: Final = frozenset({"no_consumer", "silent", "unowned"})  # an observer can tell these, a consumer cannot
+FAILS: Final = frozenset({"topic_gone", "parked", "no_consumer", "silent", "unowned"})  # see `fails`
 LASTING: Final = frozenset({"conditions", "unassigned", "unlisted"})  # by settings alone: no restart or wait ends them
 
 
@@ -136,6 +137,18 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
             )
         )
     return found
+
+
+def fails(group: Group, found: Collection[Standstill]) -> set[str]:
+    """Returns the causes among `found`, the group's standstills, by which all of the group is at a standstill, or a
+    part of it where nobody knows why: `marshal doctor GROUP` fails. A paused group lacks no consumer."""
+    causes = {one.cause for one in found} & FAILS
+    there = sum(topic.count for topic in group.topics.values())
+    if sum(len(one.partitions) for one in found if one.cause == "parked") < there:
+        causes.discard("parked")
+    if any(group.sessions.keys() - one.sessions for one in found if one.cause == "silent"):
+        causes.discard("silent")
+    return causes - {"no_consumer", "silent"} if group.paused else causes
 
 
 def may_be_unserved(group: Group) -> bool:
