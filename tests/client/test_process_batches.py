@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from marshal_py import Consumer, Message, Reject, Retry
+from marshal_py.client.aio.async_process import AsyncProcess
 from marshal_py.errors import InvalidOption
 from tests.client.test_async_process import opened
 from tests.client.test_async_process import until as until_async
@@ -317,6 +318,33 @@ def test_a_list_whose_task_takes_too_long_is_tried_again(memory: MemoryTestClust
 
     asyncio.run(main())
     assert lists == [[0, 1, 2], [0], [1], [2]]
+
+
+def test_a_task_that_is_cancelled_before_it_begins_keeps_no_list(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, begin, cancelled = fill(memory, 6, keys=1), AsyncProcess._run, []
+
+    def run(self: AsyncProcess, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = begin(self, work)
+        if not cancelled:
+            task.cancel()
+            cancelled.append(task)
+        return task
+
+    async def main() -> None:
+        async def handle(messages: list[Message]) -> None: ...
+
+        async with (
+            opened(memory, topic) as consumer,
+            consumer.process(handle, batch=2, batch_wait_s=0, workers=1) as work,
+        ):
+            await until_async(lambda: work.stats().finished == 6, "all are handled")
+            assert work.stats().retried == 0
+
+    monkeypatch.setattr(AsyncProcess, "_run", run)
+    asyncio.run(main())
+    assert cancelled
 
 
 def typed(consumer: Consumer[bytes, int]) -> None:

@@ -180,11 +180,7 @@ class AsyncProcess(Generic[K_co, V_co]):
         """Has one more task handle messages, if any is ready, or `at_once`. That begins the next one when it has one:
         so handlers that do not wait need no more than two."""
         free = self._processing.settings.workers - len(self._tasks)
-        if self._processing.settings.batch is not None:
-            while free and (batch := self._next_batch()):
-                self._run(self._handle_batch(batch))
-                free -= 1
-        elif free and self._starting is None and (at_once or self._processing.ready()):
+        if free and self._starting is None and (at_once or (self._due() and self._processing.ready())):
             self._starting = self._run(self._work())
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -202,13 +198,14 @@ class AsyncProcess(Generic[K_co, V_co]):
         self._begin()
 
     async def _work(self) -> None:
-        """Handles messages while any is ready, and gives other tasks a turn every TURN_S."""
+        """Handles messages or batches while any is ready, and gives other tasks a turn every TURN_S. It takes them
+        itself: a task that is cancelled before it begins has none."""
         task, self._starting = self._starting, None
         assert task is not None
-        while (message := self._next()) is not None:
+        while (handling := self._next()) is not None:
             if self._starting is None:
                 self._begin()
-            await self._handle(message)
+            await handling
             if task.cancelling():  # its handler has caught it; it must not end the next one
                 return
             if time.monotonic() >= self._turn_until:
@@ -221,21 +218,29 @@ class AsyncProcess(Generic[K_co, V_co]):
         """Begins the next turn of all tasks together: so what else runs waits for one turn, and not for one of each."""
         self._turning, self._turn_until = False, time.monotonic() + TURN_S
 
-    def _next(self) -> Message[K_co, V_co] | None:
-        """Returns the next message for a handler. If it waits for its gate alone, a task looks again soon."""
-        message, shut = self._processing.begin()
-        if shut:
+    def _next(self) -> Coroutine[Any, Any, None] | None:
+        """Takes the next message or batch, and returns what handles it. If something waits for its gate alone, a task
+        looks again soon."""
+        processing = self._processing
+        if processing.settings.batch is None:
+            message, shut = processing.begin()
+            handling = None if message is None else self._handle(message)
+        else:
+            batch, shut = processing.begin_batch() if self._due() else ([], False)
+            handling = self._handle_batch(batch) if batch else None
+        if shut and handling is None:
             self._look_again(SHUT_S)
-        return message
+        return handling
 
-    def _next_batch(self) -> list[Message[K_co, V_co]]:
-        """Returns the next batch. If none is due, this looks again when one is."""
+    def _due(self) -> bool:
+        """Returns whether what is ready need not wait for more. If a batch has to, this looks again when it is due."""
+        if self._processing.settings.batch is None:
+            return True
         with self._processing.changed:
             wait_s = self._processing.batch_due_s()
-        batch, shut = self._processing.begin_batch() if not wait_s else ([], False)
-        if not batch and (shut or 0 < wait_s < IDLE_S):
-            self._look_again(wait_s or SHUT_S)
-        return batch
+        if 0 < wait_s < IDLE_S:
+            self._look_again(wait_s)
+        return not wait_s
 
     def _look_again(self, wait_s: float) -> None:
         if self._later is None:
