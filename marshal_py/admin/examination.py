@@ -169,15 +169,16 @@ class Examination:
             )
 
     def _absent(self, admin: KafkaAdmin, known: set[str]) -> Iterator[Check]:
-        """Yields a line for each named topic that does not exist; `known`: the groups' topics, for a suggestion."""
+        """Yields a line for each named topic that does not exist; `known`: the groups' topics, for a suggestion. One
+        of these is said to be deleted."""
         for topic in self.asked:
             with suppress(AccessDenied):  # the rights tell
                 if admin.partition_count(topic) is None:
                     yield Check(
                         "topic",
                         "warn" if self.strict else "fail",
-                        f"{topic!r} does not exist{suggestion(topic, known)}",
-                        "create it, or correct its name",
+                        f"{topic!r} does not exist" + (" any more" if topic in known else suggestion(topic, known)),
+                        "create it again" if topic in known else "create it, or correct its name",
                     )
 
     def _rights(self, admin: KafkaAdmin, principal: str, address: str) -> Iterator[Check]:

@@ -446,6 +446,18 @@ def test_the_doctor_fails_if_the_group_that_it_is_asked_about_stands_still(
             assert "fail" not in levels(cluster, strict=True).values(), "asked with --as"
 
 
+def test_the_doctor_does_not_take_a_deleted_topic_for_a_mistyped_one() -> None:
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 2)
+        _close(cluster, _owner(cluster))
+        cluster.broker.delete_topic(TOPIC)
+        asked = Examination("__marshal", GROUP, [TOPIC, "ordrs"])
+        admin: Any = MemoryTransport(cluster.broker).admin()
+        deleted, mistyped = asked._absent(admin, {TOPIC})
+        assert (deleted.level, deleted.found) == ("fail", f"{TOPIC!r} does not exist any more")
+        assert mistyped.found == f"'ordrs' does not exist; did you mean {TOPIC!r}?"
+
+
 def test_the_doctor_does_not_fail_a_group_of_which_a_part_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observing, "SystemClock", lambda: cluster.broker.clock)
     with MemoryCluster() as cluster:
