@@ -55,6 +55,20 @@ def test_a_move_and_a_question_about_a_deleted_group_say_that_it_is_deleted(desk
     assert f"{TOPIC}:0 of group '{GROUP}'" in desk.run("explain", GROUP, f"{TOPIC}:0", "--at", before).stdout
 
 
+def test_a_creation_says_what_would_be_created(desk: Desk) -> None:
+    """Also in a log, and in a coordination topic, that nobody has used."""
+    for _ in range(2):
+        plain = desk.run("groups", "create", "shop", "--dry-run").stdout
+        assert "'shop' would be created" in plain or "'shop' would be the first of __marshal" in plain
+        for number in range(20):  # they are in several logs
+            shown = desk.run("groups", "create", f"shop-{number}", "--policy", "greedy", "--dry-run").stdout
+            assert "greedy" in shown, shown
+            assert "nothing would change" not in plain + shown
+        desk.cluster.connect("admin").create_group(GROUP, GroupConfig(policy="balanced"))
+    assert "'shop' would be created: delivery as its consumers choose; policy as its consumers choose." in plain
+    assert "'shop-19' would be created: policy greedy; delivery as its consumers choose." in shown
+
+
 def test_changes_of_members_say_what_they_change(desk: Desk) -> None:
     desk.cluster.connect("admin").create_group(
         GROUP, GroupConfig(policy="members", max_members=3, members=["m1", "m2"])

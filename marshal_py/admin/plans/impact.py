@@ -28,6 +28,7 @@ from marshal_py.client.values.group_config import (
     changes_mode,
     check_settings,
     check_wanted,
+    settings_named,
     settings_of,
     settle,
 )
@@ -165,13 +166,19 @@ def of_settings(context: GroupContext, wanted: Wanted | Edit, create: bool) -> I
         token = drained(context, world).pause_change
     if world.genesis is not None:  # else nobody used the log yet, and whatever comes first is accepted
         rehearse(world, context.name, settle(base_of(group), checked, observed, token, context.author.by))
-    after = settings_of(world.groups.get(context.name))
+        after = settings_of(world.groups.get(context.name))
+    else:
+        after = settings_named(base_of(group), checked)
     changed = {
         name: {"from": before.get(name), "to": after.get(name)}
         for name in {**before, **after}
         if before.get(name) != after.get(name)
     }
-    words = [f"{name}: {_text(change['from'])} -> {_text(change['to'])}" for name, change in changed.items()]
+    if create:
+        words = [f"{name} {_text(value)}" for name, value in after.items() if value not in (None, False)]
+        words += [f"{name} as its consumers choose" for name in ("delivery", "policy") if after.get(name) is None]
+    else:
+        words = [f"{name}: {_text(change['from'])} -> {_text(change['to'])}" for name, change in changed.items()]
     does = [
         f"group {context.name!r} would be {'created' if create else 'changed'}: "
         f"{'; '.join(words) or 'nothing would change'}."
