@@ -90,14 +90,13 @@ def _explain(options: ReadOptions, group: str, partition: str, cut: Cut, begin: 
     with _reader(group, options) as reader:
         found = reader.explain(tp, cut, count, reader.offset_of(begin))
         way_back = reader.way_back() if reader.began_at else ""
-    if cut.offset is not None and cut.offset > found.at_offset:
-        output.say(f"the group's log ends at offset {found.at_offset}, so this is as of now")
     if not found.known and found.deleted:
         raise output.CommandFailed(f"{GroupDeleted(group)}; as it was before: --at {max(found.causes) - 1}")
     if not found.known:
         topics = _known(group, options)
         near = f" ({topics[topic]} partitions of {topic!r})" if topic in topics else suggestion(topic, topics)
         raise output.CommandFailed(f"group {group!r} has no partition {partition} up to there{near}")
+    _check_end(cut, found.at_offset)
     if options.as_json:
         output.print_json(
             {
@@ -147,6 +146,7 @@ def _diff(options: ReadOptions, group: str, earlier: Cut, later: Cut) -> None:
             raise typer.BadParameter("--at lies before --since") from error
     if not found.records:
         _known(group, options)  # else nothing happened between them
+    _check_end(later, found.to_offset)
     if options.as_json:
         output.print_json(
             {
@@ -289,6 +289,12 @@ def _cut(text: str) -> Cut:
     if found is not None and (at := moment_ms(found, time.time_ns() // 1_000_000)) is not None:
         return Cut(time_ms=at)
     raise typer.BadParameter(f'{text!r} is no ISO-8601 time, no time like "1m ago", and no offset')
+
+
+def _check_end(cut: Cut, newest: int) -> None:
+    """Raises CommandFailed for an offset beyond the newest record of the log: nobody knows what is as of then."""
+    if cut.offset is not None and cut.offset > newest:
+        raise output.CommandFailed(f"--at {cut.offset} lies beyond the group's log, whose newest record is at {newest}")
 
 
 def _standing(standing: Standing) -> dict[str, Any]:

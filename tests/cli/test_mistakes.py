@@ -145,11 +145,12 @@ def test_a_time_is_written_as_iso_text_or_as_ago(shell: Shell) -> None:
         assert '"1m ago"' in shell.run(*command).stderr
 
 
-def test_an_offset_beyond_the_log_is_said_to_be_now(shell: Shell) -> None:
-    beyond = shell.run("explain", "billing", "orders:0", "--at", "5000000")
-    assert (beyond.exit_code, "so this is as of now" in beyond.stderr) == (0, True)
+def test_an_offset_beyond_the_log_is_refused(shell: Shell) -> None:
     last = shell.json("explain", "billing", "orders:0")["at_offset"]
-    assert "as of now" not in shell.run("explain", "billing", "orders:0", "--at", str(last)).stderr
+    for question in (("orders:0",), ("--since", "0")):
+        line = refused(shell, "explain", "billing", *question, "--at", "5000000")
+        assert line == f"marshal: --at 5000000 lies beyond the group's log, whose newest record is at {last}"
+        assert shell.run("explain", "billing", *question, "--at", str(last)).exit_code == 0
 
 
 def test_a_number_of_members_that_was_not_given_is_asked_for(shell: Shell) -> None:
