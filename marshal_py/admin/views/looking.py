@@ -1,6 +1,6 @@
 """What an observer of groups knows beyond their states: signs of life, pauses, handlers without an answer, the cluster.
 
-`state`, `lag` and `doctor` pass each record that they read in, and get the Facts by which protocol/member/waiting.py
+`state` and `doctor` pass each record that they read in, and get the Facts by which protocol/member/waiting.py
 says why nobody consumes.
 """
 

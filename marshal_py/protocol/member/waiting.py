@@ -1,7 +1,7 @@
 """Says why nobody consumes: the one table of causes, which every view of a group shows (docs/operations.md).
 
 `standstills` finds them in a group's state and in what its caller knows beyond the log: an observer asks the cluster
-and looks at timestamps, a client knows its own lease and its handlers. `state`, `lag`, `doctor`, `waiting_for`, the
+and looks at timestamps, a client knows its own lease and its handlers. `state`, `doctor`, `waiting_for`, the
 advisories and the metrics take their words from here. Pure.
 """
 
