@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -259,18 +259,33 @@ def test_a_cancellation_that_a_handler_has_caught_does_not_end_the_next_one(memo
     assert done == [0, 1]
 
 
-def test_what_a_handler_sets_in_its_context_is_gone_with_it(memory: MemoryTestCluster) -> None:
+@pytest.mark.parametrize("shape", ["coroutine function", "plain function", "awaitable object"])
+def test_what_a_handler_sets_in_its_context_is_gone_with_it(memory: MemoryTestCluster, shape: str) -> None:
     topic, found = fill(memory, 20, keys=2), []
     order: contextvars.ContextVar[int] = contextvars.ContextVar("order", default=-1)
 
     async def main() -> None:
-        async def handle(message: Message) -> None:
-            before = order.get()
-            order.set(message.offset)
+        async def rest(message: Message, before: int) -> None:
             await asyncio.sleep(0)
             found.append((before, order.get() == message.offset))
 
-        async with opened(memory, topic) as consumer, consumer.process(handle):
+        async def handle(message: Message) -> None:
+            await plain(message)
+
+        def plain(message: Message) -> Coroutine[Any, Any, None]:
+            before = order.get()
+            order.set(message.offset)
+            return rest(message, before)
+
+        class Handling:
+            def __init__(self, message: Message) -> None:
+                self._message = message
+
+            def __await__(self) -> Generator[Any, Any, None]:
+                return plain(self._message).__await__()
+
+        handlers: dict[str, Any] = {"coroutine function": handle, "plain function": plain, "awaitable object": Handling}
+        async with opened(memory, topic) as consumer, consumer.process(handlers[shape]):
             await until(lambda: len(found) == 20, "all are handled")
 
     asyncio.run(main())

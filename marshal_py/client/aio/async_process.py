@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import time
 import types
-from collections.abc import Callable, Coroutine, Generator
-from contextvars import copy_context
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Final, Generic, Self
 
@@ -269,18 +269,18 @@ class AsyncProcess(Generic[K_co, V_co]):
     async def _call(self, given: object) -> tuple[object, BaseException | None, bool | None]:
         """Returns what the handler returned, the error that it raised, and whether that ends the process. Raises
         CancelledError if its task is cancelled."""
+        context = contextvars.copy_context()
         try:
-            result = self._handler(given)
-            if inspect.iscoroutine(result):
-                result = _in_context(result)
-            elif not inspect.isawaitable(result):
+            result = context.run(self._handler, given)
+            if not inspect.isawaitable(result):
                 rule = "a coroutine function; Consumer.process calls plain ones, on threads"
                 return None, InvalidOption("handler", self._handler, rule), True
+            handling = _in_context(context, result if inspect.iscoroutine(result) else _awaiting(result))
             if self._timeout_s is None:
-                returned = await result
+                returned = await handling
             else:
                 async with asyncio.timeout(self._timeout_s):
-                    returned = await result
+                    returned = await handling
         except BaseException as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -289,10 +289,15 @@ class AsyncProcess(Generic[K_co, V_co]):
         return answered(returned)
 
 
+async def _awaiting(handler: Awaitable[object]) -> object:
+    return await handler
+
+
 @types.coroutine
-def _in_context(handler: Coroutine[Any, Any, object]) -> Generator[Any, Any, object]:
-    """Awaits a handler in a context of its own, as its own task would: the next one does not find what it sets."""
-    run = copy_context().run
+def _in_context(context: contextvars.Context, handler: Coroutine[Any, Any, object]) -> Generator[Any, Any, object]:
+    """Awaits a handler in the context in which it was called, as its own task would: the next one does not find what it
+    sets."""
+    run = context.run
     try:
         waits = run(handler.send, None)
         while True:
