@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeVar, cast
 
-from marshal_py.client.messages.message import Batch, Message
+from marshal_py.client.messages.message import Batch, Message, raw_key
 from marshal_py.client.process.worker_processes import PlainMessage
 from marshal_py.client.values.info import HANDLER_S
 from marshal_py.client.values.retry import Retry
@@ -247,7 +247,10 @@ def _links(messages: Sequence[AnyMessage]) -> list[Any]:
 
 
 def _key(message: AnyMessage) -> str | None:
-    key = message.key
+    try:
+        key: object = message.key
+    except Exception:  # of a deserializer; the handler may do without the key
+        key = raw_key(message) if isinstance(message, Message) else None
     text = key.decode(errors="replace") if isinstance(key, bytes) else None if key is None else str(key)
     return None if text is None else text[:KEY_CHARS_MAX]
 

@@ -103,6 +103,22 @@ def test_each_call_is_a_child_of_the_span_in_the_headers(memory: MemoryTestClust
     assert [point.count for point in took] == [2]
 
 
+def test_a_key_that_cannot_be_read_fails_no_handler(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 1)
+
+    def no_key(key: bytes | None, _: object) -> None:
+        raise ValueError(f"{key!r} is no key")
+
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic], key_deserializer=no_key) as consumer,
+        consumer.process(traced(lambda message: None), order="partition", retry=Retry(first_s=0.0)) as work,
+    ):
+        until(lambda: work.stats().finished == 1, "it is handled")
+        assert work.stats().retried == 0
+    assert attributes(spans()[0])["messaging.kafka.message.key"] == "k0"
+
+
 def test_a_link_in_place_of_a_parent(memory: MemoryTestCluster) -> None:
     topic = fill(memory, 1)
     with (
