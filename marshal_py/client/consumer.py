@@ -29,6 +29,7 @@ from marshal_py.client.process.settings import (
     Outcomes,
     ProcessKeywords,
     check_executor,
+    check_handler,
     check_settings,
 )
 from marshal_py.client.process.worker_processes import PlainMessage, work_of
@@ -319,7 +320,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         A consumer has one process or consume at a time, and no `fetch`, `next` or iteration beside it. Raises
         ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption, NeedsAtLeastOnce.
         """
-        check_plain("handler", handler, AWAIT_IT)
+        check_handler(handler)
         check_executor(executor, timeout_s)
         in_processes = executor == "processes"
         if workers is None:
@@ -338,8 +339,8 @@ class Consumer(Membership, Generic[K_co, V_co]):
             batch,
             batch_wait_s,
         )
+        sent, settings = work_of(handler, settings, timeout_s) if in_processes else (None, settings)
         processing = Processing[K_co, V_co](self._receiving, settings)
-        sent = work_of(handler, settings.retry_on, timeout_s, batch is not None) if in_processes else None
         process = Process(self._context, processing, handler, self.consume, sent)
         process.start()
         return process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Consumer, Message, Process, Retry
+from marshal_py.client.process.worker_processes import WorkerProcess
 from marshal_py.errors import InvalidOption
 from marshal_py.info import PlainMessage
 from tests.client.test_process import fill
@@ -45,6 +47,14 @@ def alive(pid: int) -> bool:
         return False
     stat = Path(f"/proc/{pid}/stat")
     return not stat.exists() or stat.read_text(encoding="utf-8").rpartition(") ")[2][0] != "Z"
+
+
+def kill(pid: int) -> None:
+    """Kills a worker process of this one, and waits until all its threads have ended. Its exit code stays."""
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid), "it is dead")
+    if hasattr(os, "waitid"):  # not on macOS
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 def test_a_message_travels_as_plain_values(memory: MemoryTestCluster, folder: Path) -> None:
@@ -95,7 +105,7 @@ def test_a_process_that_dies_has_failed_with_its_message_and_loses_none(
 
 def test_a_process_that_is_killed_before_it_begins_is_replaced(memory: MemoryTestCluster, folder: Path) -> None:
     topic = fill(memory, 2, keys=2)
-    (folder / worker_handlers.KILLED).touch()
+    (folder / worker_handlers.KILLED).write_text("1", encoding="utf-8")
     with (
         memory.connect() as marshal,
         joined(marshal, memory.group(), [topic]) as consumer,
@@ -103,6 +113,88 @@ def test_a_process_that_is_killed_before_it_begins_is_replaced(memory: MemoryTes
     ):
         until(lambda: work.stats().finished == 2, "both are handled")
     assert not (folder / worker_handlers.KILLED).exists()
+
+
+def test_a_message_whose_handler_has_not_begun_has_not_failed(memory: MemoryTestCluster, folder: Path) -> None:
+    topic = fill(memory, 1, keys=1)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(
+            worker_handlers.note, executor="processes", workers=1, retry=Retry(first_s=0.0, deliveries=1)
+        ) as work,
+    ):
+        until(lambda: work.stats().finished == 1, "the first one is handled")
+        (folder / worker_handlers.KILLED).write_text("2", encoding="utf-8")
+        kill(lines(folder)[0][0])
+        memory.put(topic, 0, b"1", b"k0")
+        until(lambda: sum(positions(consumer).values()) == 2, "the second one is done")
+        assert (work.stats().finished, work.stats().ended) == (2, 0)
+    assert not (folder / worker_handlers.KILLED).exists()
+
+
+@pytest.mark.parametrize("killed", ["idle", "with a message"])
+def test_an_end_while_a_process_begins_ends_no_message(memory: MemoryTestCluster, folder: Path, killed: str) -> None:
+    topic = fill(memory, 2 if killed == "with a message" else 1, keys=2)
+    handler = worker_handlers.dies_and_holds if killed == "with a message" else worker_handlers.note
+    once = Retry(first_s=0.0, deliveries=1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work = consumer.process(handler, executor="processes", workers=1, retry=once)
+        held = folder / worker_handlers.HELD
+        if killed == "idle":
+            until(lambda: work.stats().finished == 1, "the first one is handled")
+            held.touch()
+            kill(lines(folder)[0][0])
+            memory.put(topic, 0, b"1", b"k1")
+        until(lambda: held.exists() and held.read_text(encoding="utf-8"), "the next process begins")
+        work.stop()
+        again = consumer.next(DEADLINE_S)
+        assert again is not None
+        assert again.offset == 1
+        assert work.stats().ended == (killed == "with a message")
+
+
+def test_a_call_that_raises_ends_it_and_gives_the_message_back(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(self: WorkerProcess, given: object) -> None:
+        raise SystemExit("a bug")
+
+    monkeypatch.setattr(WorkerProcess, "call", call)
+    topic = fill(memory, 1, keys=1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work = consumer.process(worker_handlers.note, executor="processes", workers=1)
+        with pytest.raises(SystemExit):
+            work.wait(DEADLINE_S)
+        assert work.stats().working == 0
+        assert consumer.next(DEADLINE_S) is not None
+
+
+def test_a_value_that_a_worker_process_cannot_read_ends_it(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 1, keys=1)
+    with (
+        memory.connect() as marshal,
+        joined(
+            marshal, memory.group(), [topic], value_deserializer=lambda *_: worker_handlers.OnlyInTheProgram()
+        ) as consumer,
+    ):
+        work = consumer.process(worker_handlers.note, executor="processes", workers=1, retry=AT_ONCE)
+        with pytest.raises(InvalidOption, match=r"unpickle.*LookupError: not here"):
+            work.wait(DEADLINE_S)
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_errors_of_own_classes_keep_their_meaning(memory: MemoryTestCluster, lists: bool) -> None:
+    topic = fill(memory, 3, keys=3)
+    options: dict[str, Any] = {"retry": AT_ONCE, "retry_on": worker_handlers.Busy, "executor": "processes"}
+    handler: Any = worker_handlers.own_classes_in_lists if lists else worker_handlers.own_classes
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        with consumer.process(handler, workers=1, **options, **({"batch": 3} if lists else {})) as work:
+            until(lambda: positions(consumer) == {0: 3}, "all are done")
+            assert (work.stats().finished, work.stats().retried, work.stats().ended) == (2, 2, 1)
+        events = [(event.kind, event.offset) for event in consumer.events()]
+    assert [offset for kind, offset in events if kind == "handler_failed"] == [2]
+    assert ("terminated", 0) in events
 
 
 def test_a_handler_that_takes_too_long_is_killed_and_its_message_tried_again(
@@ -117,6 +209,16 @@ def test_a_handler_that_takes_too_long_is_killed_and_its_message_tried_again(
         until(lambda: work.stats().finished == 2, "both are handled")
     assert [line[2:] for line in lines(folder)] == [(0, 1), (0, 2), (1, 1)]
     assert not alive(lines(folder)[0][0])
+
+
+def test_a_timeout_without_end_is_none(memory: MemoryTestCluster) -> None:
+    topic = fill(memory, 1, keys=1)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(worker_handlers.note, executor="processes", workers=1, timeout_s=math.inf) as work,
+    ):
+        until(lambda: work.stats().finished == 1, "it is handled")
 
 
 def test_lists_travel(memory: MemoryTestCluster, folder: Path) -> None:
@@ -139,6 +241,10 @@ def test_lists_travel(memory: MemoryTestCluster, folder: Path) -> None:
         (worker_handlers.bug, {"retry_on": ValueError}, KeyError),
         (worker_handlers.untellable, {"retry_on": ValueError}, RuntimeError),
         (worker_handlers.no_list, {"batch": 3}, InvalidOption),
+        (worker_handlers.unnamed_in_lists, {"batch": 3, "retry_on": RuntimeError}, Exception),
+        (worker_handlers.frozen, {"retry_on": ValueError}, worker_handlers.Frozen),
+        (worker_handlers.unreadable, {}, InvalidOption),
+        (worker_handlers.generator, {}, InvalidOption),
     ],
 )
 def test_an_error_that_is_not_retried_ends_it_and_gives_the_message_back(
@@ -172,6 +278,8 @@ def test_a_value_that_cannot_be_pickled_ends_it_and_names_the_message(memory: Me
         ({"executor": "process"}, "executor"),
         ({"executor": "processes", "timeout_s": -1}, "timeout_s"),
         ({"executor": "processes", "workers": 0}, "workers"),
+        ({"executor": "processes", "timeout_s": 1e12}, "up to 2e.06"),
+        ({"handler": None}, "a function of one message"),
     ],
 )
 def test_bad_input_is_refused(memory: MemoryTestCluster, given: dict[str, Any], names: str) -> None:
@@ -264,6 +372,58 @@ def test_ctrl_c_is_for_the_program_alone(memory: MemoryTestCluster, folder: Path
         text = next(event.text for event in consumer.events() if event.kind == "handler_failed")
     assert "timeout_s" in text, "it was not the signal"
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_to_all_processes_does_not_end_a_handler(memory: MemoryTestCluster, folder: Path) -> None:
+    """systemd sends SIGTERM to all of them."""
+    topic = fill(memory, 2, keys=1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        with consumer.process(worker_handlers.waits, executor="processes", workers=1, retry=AT_ONCE) as work:
+            pid = began(folder)
+            os.kill(pid, signal.SIGTERM)
+            (folder / worker_handlers.GO).touch()
+            until(lambda: work.stats().finished == 2, "both are handled")
+            assert work.stats().retried == 0
+        until(lambda: not alive(pid), "it ends when the program ends it")
+
+
+FORKS = """
+import os
+import sys
+from pathlib import Path
+from tests.client.test_process import fill
+from tests.support import worker_handlers
+from tests.support.client_fixtures import MemoryTestCluster, joined, until
+
+
+def main():
+    memory = MemoryTestCluster()
+    topic = fill(memory, 1, keys=1)
+    marshal = memory.connect()
+    consumer = joined(marshal, memory.group(), [topic])
+    work = consumer.process(worker_handlers.waits, executor="processes", workers=1)
+    folder = Path(os.environ[worker_handlers.FOLDER])
+    until(lambda: (folder / "lines").exists(), "it has begun")
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    _, status = os.waitpid(child, 0)
+    (folder / worker_handlers.GO).touch()
+    until(lambda: work.stats().finished + work.stats().retried, "it is handled, or has failed")
+    print(status, work.stats().finished, flush=True)
+    work.stop()
+    marshal.close()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_forked_child_that_ends_leaves_the_worker_processes_alone(folder: Path) -> None:
+    running = program(folder, FORKS)
+    told, said = running.communicate(timeout=DEADLINE_S)
+    assert (told, said, running.returncode) == ("0 1\n", "", 0)
 
 
 def typed(consumer: Consumer[bytes, int]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import deque
+from dataclasses import dataclass
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,19 @@ from marshal_py import Reject, Retry
 from marshal_py.info import PlainMessage
 
 FOLDER = "MARSHAL_TEST_FOLDER"  # names where handlers leave what their tests look at
-KILLED = "killed"  # a file there: the first worker process that imports this one is killed
+KILLED = "killed"  # a file there, with a number: so many worker processes that import this one are killed
+HELD = "held"  # a file there: a worker process that imports this one adds a line, and does not begin
+GO = "go"  # a file there: `waits` returns
 
-if parent_process() is not None and (killed := Path(os.environ.get(FOLDER, "/none")) / KILLED).exists():
-    killed.unlink()
-    os.kill(os.getpid(), signal.SIGKILL)
+if parent_process() is not None:
+    place = Path(os.environ.get(FOLDER, "/none"))
+    if (killed := place / KILLED).exists():
+        left = int(killed.read_text(encoding="utf-8")) - 1
+        killed.write_text(str(left), encoding="utf-8") if left else killed.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if (place / HELD).exists():
+        (place / HELD).write_text("begins", encoding="utf-8")
+        time.sleep(3_600)
 
 
 class TwoParts(Exception):
@@ -68,6 +78,94 @@ def hangs(message: PlainMessage[Any, Any]) -> None:
     note(message)
     if message.offset == 0 and message.delivery_count == 1:
         time.sleep(3_600)
+
+
+def waits(message: PlainMessage[Any, Any]) -> None:
+    """Returns once it may."""
+    note(message)
+    while not (Path(os.environ[FOLDER]) / GO).exists():
+        time.sleep(0.01)
+
+
+def dies_and_holds(message: PlainMessage[Any, Any]) -> None:
+    """Kills its process, and has none begin after it."""
+    note(message)
+    (Path(os.environ[FOLDER]) / HELD).touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class BadOrder(Reject):
+    """Cannot be made again from what it tells."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(f"{number}: {why}")
+
+
+class Later(Retry):
+    def __init__(self) -> None:
+        super().__init__(after_s=0.0)
+
+
+class Busy(TwoParts):
+    """An error that `retry_on` names, and which cannot be sent."""
+
+
+ANSWERS = BadOrder(0, "no"), Later(), Busy("is", "busy")
+
+
+def own_classes(message: PlainMessage[Any, Any]) -> None:
+    """Raises errors of classes of its own at the first delivery."""
+    if message.delivery_count == 1:
+        raise ANSWERS[message.offset]
+
+
+def own_classes_in_lists(messages: list[PlainMessage[Any, Any]]) -> deque[BaseException | None]:
+    """Returns them."""
+    return deque(ANSWERS[one.offset] if one.delivery_count == 1 else None for one in messages)
+
+
+def unnamed_in_lists(messages: list[PlainMessage[Any, Any]]) -> list[BaseException]:
+    """Fails with what `retry_on` does not name, and which cannot be sent."""
+    return [TwoParts("cannot", "travel") for _ in messages]
+
+
+def only_in_the_program() -> Any:
+    raise LookupError("not here")
+
+
+class OnlyInTheProgram:
+    """A value which can be pickled, but not unpickled in a worker process."""
+
+    def __reduce__(self) -> Any:
+        return only_in_the_program, ()
+
+
+def made(kind: str) -> Any:
+    if parent_process() is None:
+        raise LookupError("not in the program")
+    return OnlyInTheWorker(kind)
+
+
+class OnlyInTheWorker(Exception):
+    def __reduce__(self) -> Any:
+        return made, ("of this process",)
+
+
+def unreadable(message: PlainMessage[Any, Any]) -> None:
+    raise OnlyInTheWorker("of this process")
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """Takes no notes."""
+
+
+def frozen(message: PlainMessage[Any, Any]) -> None:
+    raise Frozen
+
+
+def generator(message: PlainMessage[Any, Any]) -> Any:
+    return (one for one in ())
 
 
 def bug(message: PlainMessage[Any, Any]) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Final, Generic, Self
 
 from marshal_py.client.connection.context import Context
 from marshal_py.client.messages.message import Message
 from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing
-from marshal_py.client.process.worker_processes import Answer, Work, WorkerProcess, answered
+from marshal_py.client.process.worker_processes import NOT_BEGUN, Answer, Work, WorkerProcess, answered
 from marshal_py.client.receive.consume import ConsumeContext
 from marshal_py.client.receive.consuming import Handler
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
@@ -20,6 +19,8 @@ from marshal_py.client.values.info import LaneInfo, ProcessStats
 from marshal_py.client.values.requests import check_timeout, check_wait
 from marshal_py.errors import ReentrantCall
 from marshal_py.transport.serialization import K_co, V_co
+
+START_AGAIN_S: Final = 0.5  # before a worker process is started again which could not begin
 
 
 class Process(Generic[K_co, V_co]):
@@ -191,10 +192,7 @@ class Process(Generic[K_co, V_co]):
     def _work(self) -> None:
         worker = None if self._sent is None else WorkerProcess(self._sent, self._is_over)
         try:
-            if worker is not None:
-                with suppress(OSError):  # the first call tries again, and says why it cannot
-                    worker.start()
-            self._work_with(self._call if worker is None else worker.call)
+            self._work_with(worker)
         except Exception as error:  # of a process that could not begin, or a bug here: nobody else would know
             self._processing.fail(error)
         finally:
@@ -204,15 +202,40 @@ class Process(Generic[K_co, V_co]):
     def _is_over(self) -> bool:
         return self._processing.over or not threading.main_thread().is_alive()
 
-    def _work_with(self, call: Callable[[object], Answer]) -> None:
-        if self._processing.settings.batch is None:
-            while (message := self._next()) is not None:
-                _, error, ends = call(message)
-                self._processing.settle(message, error, ends=ends)
-            return
-        while batch := self._next_batch():
-            result, error, ends = call(list(batch))  # a copy: the handler may change its list
-            self._processing.settle_batch(batch, result, error, ends=ends)
+    def _work_with(self, worker: WorkerProcess | None) -> None:
+        """Has messages handled in this thread, or by its worker process."""
+        processing, call = self._processing, self._call if worker is None else worker.call
+        single = processing.settings.batch is None
+        while worker is None or self._has_process(worker):
+            given: Any = self._next() if single else self._next_batch()
+            if given is None:
+                return
+            try:
+                answer = call(given if single else list(given))  # a copy: the handler may change its list
+            except BaseException as raised:
+                answer = Answer(error=raised, ends=True)
+            if answer is NOT_BEGUN and single:
+                processing.give_back(given)
+            elif answer is NOT_BEGUN:
+                processing.give_back_batch(given)
+            elif single:
+                processing.settle(given, answer.error, ends=answer.ends)
+            else:
+                processing.settle_batch(given, answer.result, answer.error, ends=answer.ends)
+
+    def _has_process(self, worker: WorkerProcess) -> bool:
+        """Waits until the worker has a process, before it takes a message: one that cannot begin fails none. Returns
+        False when no handler may begin any more."""
+        told = False
+        while not self._is_over():
+            try:
+                return worker.ready()
+            except OSError as error:
+                if not told:
+                    told = True
+                    self._context.logger.warning("no worker process can be started: %s; it is tried again", error)
+                self._ended.wait(START_AGAIN_S)  # until the end nobody sets it
+        return False
 
     def _call(self, given: object) -> Answer:
         """Calls the handler in this thread."""
@@ -236,8 +259,8 @@ class Process(Generic[K_co, V_co]):
                     processing.changed.wait(IDLE_S)
         return None
 
-    def _next_batch(self) -> list[Message[K_co, V_co]]:
-        """Waits for the next batch. Returns an empty list when no handler may begin any more."""
+    def _next_batch(self) -> list[Message[K_co, V_co]] | None:
+        """Waits for the next batch. Returns None when no handler may begin any more."""
         processing = self._processing
         while not processing.over:
             with processing.changed:
@@ -251,4 +274,4 @@ class Process(Generic[K_co, V_co]):
             if shut:
                 with processing.changed:
                     processing.changed.wait(SHUT_S)
-        return []
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
@@ -16,7 +17,7 @@ from marshal_py.client.values.requests import check_timeout
 from marshal_py.client.values.retry import DELIVERIES, AfterDeadLetter, Order, Retry, Unkeyed
 from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
 from marshal_py.protocol.wire.progress import BITMAP_OFFSETS_MAX
-from marshal_py.transport.serialization import K_co, V_co
+from marshal_py.transport.serialization import K_co, V_co, check_plain
 
 WINDOW: Final = BITMAP_OFFSETS_MAX  # then the log can name all that is finished (E10)
 WINDOW_MAX: Final = 100_000
@@ -24,6 +25,7 @@ WORKERS: Final = 16  # threads, by default
 WORKERS_MAX: Final = 10_000
 BATCH_MAX: Final = 10_000  # messages: more take longer to handle than to fetch
 BATCH_WAIT_S: Final = 0.1
+TIMEOUT_S_MAX: Final = 2_000_000.0  # of a handler, 23 days: poll() takes no more milliseconds
 
 Executor = Literal["threads", "processes"]
 
@@ -107,6 +109,13 @@ def check_settings(
     )
 
 
+def check_handler(handler: object) -> None:
+    """Raises InvalidOption if no thread and no process can call it."""
+    if not callable(handler):
+        raise InvalidOption("handler", handler, "a function of one message, or with batch= of a list of them")
+    check_plain("handler", handler, AWAIT_IT)
+
+
 def check_executor(executor: Executor, timeout_s: float | None) -> None:
     """Raises InvalidOption if nothing can handle messages like that."""
     _check_choice("executor", executor, ("threads", "processes"))
@@ -119,6 +128,8 @@ def check_executor(executor: Executor, timeout_s: float | None) -> None:
         )
         raise InvalidOption("timeout_s", timeout_s, rule)
     check_timeout(timeout_s)
+    if math.inf > timeout_s > TIMEOUT_S_MAX:
+        raise InvalidOption("timeout_s", timeout_s, f"a number of seconds up to {TIMEOUT_S_MAX:g}, or None")
 
 
 def _check_count(name: str, value: object, most: int) -> None:

@@ -4,11 +4,13 @@ A process is started afresh (spawn), imports the handler, and answers over a pip
 as a PlainMessage, and waits for what the handler returned or raised. So the consumer, its answers and the order of
 lanes stay where they are. A process that dies has failed with the message that it had, and is replaced. One whose
 handler takes longer than `timeout_s` is killed. None outlives its program: it ends when the pipe does, and a thread in
-it ends it when the program has died.
+it ends it when the program has died. No signal to the process group ends one amid a message: the program ends it.
 """
 
 from __future__ import annotations
 
+import math
+import multiprocessing.process
 import os
 import pickle
 import signal
@@ -16,13 +18,15 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing import connection, get_context, parent_process
+from dataclasses import replace
+from multiprocessing import connection, get_context, parent_process, resource_tracker
 from typing import Any, Final, Generic, NamedTuple
 
 from msgspec import Struct
 
+from marshal_py.client.connection.context import watch_forks
 from marshal_py.client.messages.message import Message
-from marshal_py.client.process.settings import check_returned
+from marshal_py.client.process.settings import Settings, check_returned
 from marshal_py.client.values.retry import Reject, Retry
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.fencing_token import Token
@@ -30,6 +34,7 @@ from marshal_py.transport.serialization import K_co, V_co
 
 LOOK_S: Final = 0.1  # how often the start of a process looks whether it is still wanted
 CLOSE_S: Final = 2.0  # how long an idle process may take to end, before it is killed
+FOR_THE_PROGRAM: Final = {signal.SIGINT, signal.SIGTERM}  # a terminal or systemd sends them to its processes, too
 IMPORTABLE: Final = "a function at the top level of a module, which a new process imports by its name"
 GUARD: Final = (
     "a process that begins: it ended with exit code {}. A program that is started as a file begins under `if __name__"
@@ -53,6 +58,10 @@ class PlainMessage(Struct, Generic[K_co, V_co], frozen=True):
     idempotency_key: str
 
 
+class HandlerError(RuntimeError):
+    """Stands for an error that `retry_on` names and that cannot be sent: it is tried again as that."""
+
+
 class Answer(NamedTuple):
     """What came of a call: what it returned, what it raised, and whether that ends the `process` (None: `retry_on` says
     so)."""
@@ -60,6 +69,9 @@ class Answer(NamedTuple):
     result: object = None
     error: BaseException | None = None
     ends: bool | None = None
+
+
+NOT_BEGUN: Final = Answer()  # no handler has begun
 
 
 def answered(result: object) -> Answer:
@@ -96,13 +108,14 @@ class Work(NamedTuple):
     lists: bool
 
 
-def work_of(handler: object, retry_on: Sequence[type[BaseException]], timeout_s: float | None, lists: bool) -> Work:
-    """Returns what a process is given. Raises InvalidOption if that cannot be sent to one."""
+def work_of(handler: object, settings: Settings, timeout_s: float | None) -> tuple[Work, Settings]:
+    """Returns what a process is given, and the settings of its program. Raises InvalidOption if that cannot be sent."""
     try:
-        pickled = pickle.dumps((handler, tuple(retry_on)))
+        pickled = pickle.dumps((handler, settings.retry_on))
     except Exception as error:
         raise InvalidOption("handler", handler, f'with executor="processes" {IMPORTABLE} ({error})') from error
-    return Work(pickled, timeout_s, lists)
+    work = Work(pickled, None if timeout_s == math.inf else timeout_s, settings.batch is not None)
+    return work, replace(settings, retry_on=(*settings.retry_on, HandlerError))
 
 
 # --- in the program
@@ -117,14 +130,29 @@ class WorkerProcess:
         self._process: Any = None
         self._pipe: connection.Connection[Any, Any]
         self._began = False  # whether a process has ever imported the handler
+        watch_forks(self)
 
-    def start(self) -> None:
-        """Starts a process, and waits until it has imported the handler; without one if all ends. Raises InvalidOption
-        if it cannot import it; OSError if the machine has no room for it, or has killed it."""
+    def forked(self) -> None:
+        """Lets go of the pipe in a forked child process, else the worker process would not see its program close it."""
+        process, self._process = self._process, None
+        if process is not None:
+            self._pipe.close()
+
+    def ready(self) -> bool:
+        """Has a process that can handle a message. Returns whether it has: not if all ends. Raises InvalidOption if it
+        cannot import the handler; OSError if the machine has no room for it, or has killed it."""
+        if self._process is None or not self._process.is_alive():
+            self.close()
+            self._start()
+        return self._process is not None
+
+    def _start(self) -> None:
+        """Starts a process, and waits until it has imported the handler; without one if all ends."""
         if self._is_over():
             return
-        # The mask is that of this thread, and its process inherits it: ctrl-C is for the program alone.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # The mask is that of this thread, and its process inherits it, until it has handlers of signals.
+        resource_tracker.ensure_running()  # first: its start takes these signals out of the mask
+        signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_PROGRAM)
         spawn = get_context("spawn")
         self._pipe, there = spawn.Pipe()
         self._process = spawn.Process(
@@ -140,6 +168,8 @@ class WorkerProcess:
             raise
         finally:
             there.close()
+        # At the end of the program multiprocessing would wait for the handler. At that of a forked child, too.
+        getattr(multiprocessing.process, "_children", set()).discard(self._process)
         while not connection.wait((self._pipe, self._process.sentinel), LOOK_S):
             if self._is_over():
                 self.close()
@@ -156,17 +186,12 @@ class WorkerProcess:
         self._began = True
 
     def call(self, given: Any) -> Answer:
-        """Has the process handle a message, or a list of them."""
+        """Has the process handle a message, or a list of them. Raises InvalidOption as `ready`."""
         try:
-            if self._process is None or not self._process.is_alive():
-                self.close()
-                self.start()
-        except InvalidOption as error:
-            return Answer(error=error, ends=True)
-        except OSError as error:
-            return Answer(error=error, ends=False)
-        if self._process is None:  # all ends while it began
-            return Answer(error=Retry(after_s=0))
+            if not self.ready():  # all ends while it began
+                return NOT_BEGUN
+        except OSError:
+            return NOT_BEGUN
         try:
             plainly = [plain(one) for one in given] if self._work.lists else plain(given)
         except Exception as error:  # of a deserializer
@@ -198,9 +223,14 @@ class WorkerProcess:
     def _received(self) -> Answer | None:
         """Returns what the process has sent; None if it has ended without."""
         try:
-            return pickle.loads(self._pipe.recv_bytes()) if self._pipe.poll() else None
+            sent = self._pipe.recv_bytes() if self._pipe.poll() else None
         except (EOFError, OSError):
             return None
+        try:
+            return None if sent is None else pickle.loads(sent)
+        except Exception as error:
+            rule = f"such that the program can unpickle it ({type(error).__name__}: {error})"
+            return Answer(error=InvalidOption("what the handler returned or raised", "as sent", rule), ends=True)
 
     def _ended(self) -> int | None:
         """Returns the exit code of a process that has ended, and forgets it."""
@@ -227,7 +257,8 @@ class WorkerProcess:
 def _serve(pipe: connection.Connection[Any, Any], pickled: bytes, lists: bool) -> None:
     """Handles what comes, until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGTERM, lambda *_: None)  # not SIG_IGN, which programs inherit that the handler starts
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_PROGRAM)
     threading.Thread(target=_end_with_the_program, name="marshal-parent", daemon=True).start()
     try:
         handler, retry_on = pickle.loads(pickled)
@@ -240,8 +271,7 @@ def _serve(pipe: connection.Connection[Any, Any], pickled: bytes, lists: bool) -
     with suppress(EOFError, OSError):
         pipe.send_bytes(pickle.dumps(answer))
         while handler is not None:
-            given = pickle.loads(pipe.recv_bytes())
-            pipe.send_bytes(pickle.dumps(_handled(handler, given, retry_on, lists)))
+            pipe.send_bytes(pickle.dumps(_handled(handler, pipe.recv_bytes(), retry_on, lists)))
 
 
 def _end_with_the_program() -> None:
@@ -251,20 +281,28 @@ def _end_with_the_program() -> None:
     os._exit(1)
 
 
-def _handled(handler: Any, given: Any, retry_on: tuple[type[BaseException], ...], lists: bool) -> Answer:
+def _handled(handler: Any, sent: bytes, retry_on: tuple[type[BaseException], ...], lists: bool) -> Answer:
     """Returns what came of a call, as it can be sent."""
+    try:
+        given = pickle.loads(sent)
+    except BaseException as error:
+        rule = f"such that a worker process can unpickle what it holds ({type(error).__name__}: {error})"
+        return Answer(error=InvalidOption("the message", "as sent", rule), ends=True)
     try:
         result = handler(given)
     except BaseException as error:  # sys.exit() too, as in a thread
-        again = isinstance(error, (Reject, Retry, *retry_on))
-        sent = _sendable(error)
-        sent.add_note("In the worker process:\n" + "".join(traceback.format_exception(error)))
-        return Answer(error=sent, ends=not again)
+        raised = _sendable(error, retry_on)
+        with suppress(Exception):  # of a frozen dataclass
+            raised.add_note("In the worker process:\n" + "".join(traceback.format_exception(error)))
+        return Answer(error=raised)
     answer = answered(result)
-    if answer.error is not None or not lists:
-        return answer._replace(result=None)
-    if isinstance(result, list | tuple):
-        result = [_sendable(one) if isinstance(one, BaseException) else one for one in result]
+    if isinstance(answer.error, InvalidOption):
+        refused = InvalidOption(answer.error.option, repr(answer.error.value), answer.error.rule)
+        return Answer(error=refused, ends=True)
+    if not lists:
+        return Answer()
+    if isinstance(result, Sequence) and not isinstance(result, str | bytes):
+        result = [_sendable(one, retry_on) if isinstance(one, BaseException) else one for one in result]
     try:
         pickle.dumps(result)
     except Exception:
@@ -273,12 +311,17 @@ def _handled(handler: Any, given: Any, retry_on: tuple[type[BaseException], ...]
     return Answer(result)
 
 
-def _sendable(error: BaseException) -> BaseException:
-    """Returns the error, or one with its text if it cannot be sent."""
-    try:
-        again = pickle.loads(pickle.dumps(error))
-        if isinstance(again, type(error)):
+def _sendable(error: BaseException, retry_on: tuple[type[BaseException], ...]) -> BaseException:
+    """Returns the error; if it cannot be sent, one with its text which means the same to the program."""
+    with suppress(Exception):  # of a class that only its module makes, or with a value that cannot be pickled
+        if isinstance(error, Reject):
+            return Reject(error.reason)
+        if isinstance(error, Retry):
+            bounds = error.first_s, error.factor, error.max_s, error.jitter, error.deliveries
+            return Retry(*bounds, after_s=error.after_s)
+        if isinstance(pickle.loads(pickle.dumps(error)), type(error)):
             return error
-    except Exception:  # of a class that only its module makes, or with a value that cannot be pickled
-        pass
-    return RuntimeError("".join(traceback.format_exception_only(error)).strip())
+    text = "".join(traceback.format_exception_only(error)).strip()
+    if isinstance(error, retry_on):
+        return HandlerError(text)
+    return next(kind for kind in (RuntimeError, Exception, BaseException) if not issubclass(kind, retry_on))(text)
