@@ -355,3 +355,28 @@ def test_a_handler_whose_task_is_cancelled_holds_up_its_key_until_its_message_ha
 
     asyncio.run(main())
     assert began == [0, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("batch", [{}, {"batch": 2}])
+def test_a_process_that_has_ended_looks_at_no_paused_partition(
+    memory: MemoryTestCluster, batch: dict[str, Any]
+) -> None:
+    topic = fill(memory, 4, keys=4)
+
+    async def main() -> None:
+        gate = asyncio.Event()
+
+        async def handle(messages: Any) -> None:
+            await gate.wait()
+
+        async with opened(memory, topic) as consumer:
+            work = consumer.process(handle, workers=1, **batch)
+            await until(lambda: work.stats().working and work.stats().waiting >= 2, "one is in work")
+            consumer.pause([(topic, 0)])
+            gate.set()
+            await until(lambda: work.stats().waiting_for["gate"], "the others wait for the partition")
+            await work.stop()
+            work._again()  # as its timer does
+            assert not work._tasks, "it looks no more"
+
+    asyncio.run(main())

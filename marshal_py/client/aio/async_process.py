@@ -179,7 +179,7 @@ class AsyncProcess(Generic[K_co, V_co]):
     def _begin(self, *, at_once: bool = False) -> None:
         """Has one more task handle messages, if any is ready, or `at_once`. That begins the next one when it has one:
         so handlers that do not wait need no more than two."""
-        free = self._processing.settings.workers - len(self._tasks)
+        free = 0 if self._processing.over else self._processing.settings.workers - len(self._tasks)
         if free and self._starting is None and (at_once or (self._due() and self._processing.ready())):
             self._starting = self._run(self._work())
 
