@@ -380,3 +380,30 @@ def test_a_process_that_has_ended_looks_at_no_paused_partition(
             assert not work._tasks, "it looks no more"
 
     asyncio.run(main())
+
+
+def test_an_error_of_the_watching_task_ends_it_and_gives_its_messages_back(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = fill(memory, 2, keys=1)
+
+    async def main() -> None:
+        gate, begun = asyncio.Event(), asyncio.Event()
+
+        async def handle(message: Message) -> None:
+            begun.set()
+            await gate.wait()
+
+        def look(_: Processing[bytes, bytes]) -> None:
+            if begun.is_set():
+                gate.set()
+                raise RuntimeError("a bug")
+
+        monkeypatch.setattr(Processing, "look", look)
+        async with opened(memory, topic) as consumer:
+            work = consumer.process(handle)
+            with pytest.raises(RuntimeError, match="a bug"):
+                await work.wait(DEADLINE_S)
+            assert [message.offset for message in await consumer.fetch(1)] == [1]
+
+    asyncio.run(main())

@@ -155,12 +155,15 @@ class AsyncProcess(Generic[K_co, V_co]):
         """Looks for claims that end, until the consume has ended and the last handler has returned."""
         processing, receiving = self._processing, self._receiving
         try:
-            while not receiving.closed and not processing.over:
-                if receiving.draining and not processing.draining:
-                    processing.drain()
-                processing.look()
-                self._begin()
-                await self._over(LOOK_S)  # nobody sets it before this task does
+            try:
+                while not receiving.closed and not processing.over:
+                    if receiving.draining and not processing.draining:
+                        processing.drain()
+                    processing.look()
+                    self._begin()
+                    await self._over(LOOK_S)  # nobody sets it before this task does
+            except Exception as error:  # nobody awaits this task
+                processing.fail(error)
             processing.halt()
             await receiving.stop(0)
             processing.close()  # first: the end of the consumer waits for messages that were delivered
