@@ -146,7 +146,7 @@ def test_an_end_while_a_process_begins_ends_no_message(memory: MemoryTestCluster
             held.touch()
             kill(lines(folder)[0][0])
             memory.put(topic, 0, b"1", b"k1")
-        until(lambda: held.exists() and held.read_text(encoding="utf-8"), "the next process begins")
+        until(lambda: held.exists() and held.read_text(encoding="utf-8").strip(), "the next process begins")
         work.stop()
         again = consumer.next(DEADLINE_S)
         assert again is not None
@@ -387,9 +387,25 @@ def test_a_signal_to_all_processes_does_not_end_a_handler(memory: MemoryTestClus
         until(lambda: not alive(pid), "it ends when the program ends it")
 
 
+def test_a_signal_to_all_processes_does_not_end_one_that_begins(memory: MemoryTestCluster, folder: Path) -> None:
+    topic, held = fill(memory, 1, keys=1), folder / worker_handlers.HELD
+    held.touch()
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(worker_handlers.note, executor="processes", workers=1) as work,
+    ):
+        pid = int(until(lambda: held.read_text(encoding="utf-8").strip(), "a process begins"))
+        os.kill(pid, signal.SIGTERM)
+        held.unlink()
+        until(lambda: work.stats().finished == 1, "it is handled")
+    assert lines(folder)[0][0] == pid
+
+
 FORKS = """
 import os
 import sys
+import warnings
 from pathlib import Path
 from tests.client.test_process import fill
 from tests.support import worker_handlers
@@ -404,6 +420,7 @@ def main():
     work = consumer.process(worker_handlers.waits, executor="processes", workers=1)
     folder = Path(os.environ[worker_handlers.FOLDER])
     until(lambda: (folder / "lines").exists(), "it has begun")
+    warnings.simplefilter("ignore")  # of newer Pythons: it has threads
     child = os.fork()
     if child == 0:
         sys.exit(0)

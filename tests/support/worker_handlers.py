@@ -16,7 +16,7 @@ from marshal_py.info import PlainMessage
 
 FOLDER = "MARSHAL_TEST_FOLDER"  # names where handlers leave what their tests look at
 KILLED = "killed"  # a file there, with a number: so many worker processes that import this one are killed
-HELD = "held"  # a file there: a worker process that imports this one adds a line, and does not begin
+HELD = "held"  # a file there: a worker process that imports this one leaves its number there, and waits until it goes
 GO = "go"  # a file there: `waits` returns
 
 if parent_process() is not None:
@@ -25,9 +25,10 @@ if parent_process() is not None:
         left = int(killed.read_text(encoding="utf-8")) - 1
         killed.write_text(str(left), encoding="utf-8") if left else killed.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
-    if (place / HELD).exists():
-        (place / HELD).write_text("begins", encoding="utf-8")
-        time.sleep(3_600)
+    if (held := place / HELD).exists():
+        held.write_text(f"{os.getpid()}\n", encoding="utf-8")
+        while held.exists():
+            time.sleep(0.01)
 
 
 class TwoParts(Exception):
