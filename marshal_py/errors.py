@@ -550,13 +550,15 @@ class AdminFailed(PeerError):
     """An operation failed because of the group, or of another admin. `outcome`: what is true now, a key of FAILED.
 
     NO_PAUSE: the group is not in the pause in which the operation was to run (PROTOCOL.md M2). PAUSE_ENDED: somebody
-    ended the pause that the operation had made. NOT_MOVED: no position moved, and none will (M7). UNKNOWN: the record
+    ended the pause that the operation had made. PAUSE_BROKEN: a pause that was to be kept was over for a while; now it
+    is ended. NOT_MOVED: no position moved, and none will (M7). UNKNOWN: the record
     was sent, and all positions moved or none did (M8); `command` finds out. REFUSED: a dry run found that the fold
     would refuse a record (M12). `detail`: who, or why.
     """
 
     NO_PAUSE: ClassVar[str] = "no_pause"
     PAUSE_ENDED: ClassVar[str] = "pause_ended"
+    PAUSE_BROKEN: ClassVar[str] = "pause_broken"
     NOT_MOVED: ClassVar[str] = "not_moved"
     UNKNOWN: ClassVar[str] = "unknown"
     REFUSED: ClassVar[str] = "refused"
@@ -575,6 +577,8 @@ FAILED: Final = {
     "options the command pauses the group itself",
     AdminFailed.PAUSE_ENDED: "group {group!r} continues, because {detail} ended the pause that this operation had "
     "made; the operation has given up: agree with them before you pause the group again",
+    AdminFailed.PAUSE_BROKEN: "the pause of group {group!r} did not hold: it was over at {detail}, because nobody "
+    "renewed it in time; its consumers continued until it was paused again, so look at what they did",
     AdminFailed.NOT_MOVED: "no position of group {group!r} moved: {detail}",
     AdminFailed.UNKNOWN: "it is unknown whether the positions of group {group!r} moved, all or none ({detail}): "
     "{command} finds out",

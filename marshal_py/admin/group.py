@@ -28,7 +28,15 @@ from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_smalle
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.values.group_config import Wanted
-from marshal_py.errors import AdminBusy, AdminGaveUp, GroupMissing, InvalidOption, MarshalError, PartitionParked
+from marshal_py.errors import (
+    AdminBusy,
+    AdminFailed,
+    AdminGaveUp,
+    GroupMissing,
+    InvalidOption,
+    MarshalError,
+    PartitionParked,
+)
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group as GroupState
 from marshal_py.protocol.member.advisory import Advisory
@@ -322,7 +330,8 @@ class Group:
 
         If nobody calls `resume`, the members end the pause after `duration_s` (default: 60 s plus twice the longest
         heartbeat interval). With `keep` the call renews it until Ctrl-C, which ends it. A running pause that the call
-        may use is replaced by this one. Raises AdminBusy, AdminGaveUp, InvalidOption.
+        may use is replaced by this one. Raises AdminBusy, AdminGaveUp, InvalidOption; AdminFailed at the end if a kept
+        pause was over for a while.
         """
         with self.runner() as runner:
             duration_ms = None if duration_s is None else round(_duration_s(duration_s) * 1000)
@@ -333,6 +342,8 @@ class Group:
                 if not keep or not plan.drained or error.waited_s:
                     raise
                 # Ctrl-C is how a kept pause ends, so this is no failure.
+            if keep and plan.pause_lock.over_at:
+                raise AdminFailed(self.name, AdminFailed.PAUSE_BROKEN, ", ".join(plan.pause_lock.over_at))
             return Paused(plan.token, plan.pause_lock.duration_ms / 1000, plan.drain.released, plan.drain.evicted)
 
     def resume(self, *, token: int | None = None, take_over: bool = False, reason: str = "") -> bool:

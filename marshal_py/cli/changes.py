@@ -47,6 +47,7 @@ WORDS: Final = {
     "adopted": "working in the pause of {text}, token {offset}, which stays",
     "paused": "paused, token {offset}",
     "renewed": "renewed, token {offset}",
+    "paused_again": "the pause was over at {text}, and the consumers continued: paused again, token {offset}",
     "draining": "{tp} is owned by {text}",
     "released": "{tp} is free",
     "evicting": "{text} (session {session}) is silent: waiting until it counts as dead",

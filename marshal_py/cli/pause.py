@@ -44,6 +44,9 @@ def pause(
     Returns when every partition is free, and prints the token of the pause, by which other commands name it. A consumer
     that gives no sign of life for two of its heartbeat intervals is evicted.
 
+    With --hold the exit code is 1 if the pause was over for a while, because this process did not renew it in time (it
+    was stopped, or the cluster did not answer). The command says so when it has paused the group again.
+
     If the group is paused already, the command fails and says whose pause that is. To replace the running pause by this
     one, give --token with its token, --adopt if your user made it on this machine, or --take-over whoever made it. If
     the operation that made the old pause still runs, it fails.
@@ -63,8 +66,9 @@ def pause(
 
     def watch(event: Progress) -> None:
         report(event)
-        if hold and options.as_json and event.kind in ("drained", "renewed"):
-            output.print_json({"group": group, "event": event.kind, "token": event.offset})
+        if hold and options.as_json and event.kind in ("drained", "renewed", "paused_again"):
+            over = {"over_at": event.text} if event.kind == "paused_again" else {}
+            output.print_json({"group": group, "event": event.kind, "token": event.offset, **over})
 
     done = target.pause(duration_s, options.reason, keep=hold, watcher=watch, **options.pause())
     options.print_result(

@@ -418,6 +418,28 @@ def test_every_example_of_a_help_text_runs(servers: dict[str, Any], shell: Shell
         assert example.splitlines()[-1].strip() in shell.run(*command, "--help").stdout
 
 
+def test_a_held_pause_that_was_over_does_not_end_with_0(servers: dict[str, Any], shell: Shell) -> None:
+    def paused() -> bool:
+        return shell.json("state", context.group, "--settings")["pause"] is not None
+
+    with at_work(servers) as context:
+        holder = shell.start("pause", context.group, "--hold", "--for", "3s", "--yes", "--json")
+        assert holder.stdout is not None
+        assert json.loads(holder.stdout.readline())["event"] == "drained"
+        holder.send_signal(signal.SIGSTOP)
+        wait_until(lambda: not paused(), "the consumers end the pause")
+        holder.send_signal(signal.SIGCONT)
+        events = iter(lambda: json.loads(holder.stdout.readline()), None)  # type: ignore[union-attr]
+        again = next(event for event in events if event["event"] != "renewed")
+        assert again["event"] == "paused_again"
+        assert next(event for event in events if event["event"] != "renewed")["event"] == "drained"
+        holder.send_signal(signal.SIGINT)
+        _, trouble = holder.communicate(timeout=DEADLINE_S)
+        assert holder.returncode == 1, trouble
+        assert f"the pause of group {context.group!r} did not hold: it was over at {again['over_at']}, " in trouble
+        assert not paused()
+
+
 def test_a_held_pause_ends_with_ctrl_c(servers: dict[str, Any], shell: Shell) -> None:
     with at_work(servers) as context:
         holder = shell.start("pause", context.group, "--hold", "--yes", "--json")

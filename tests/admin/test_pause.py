@@ -212,6 +212,54 @@ def test_a_kept_pause_is_renewed_and_ends_with_its_tool() -> None:
     assert len(a.owned) == 2
 
 
+def go_on(tool: Tool) -> None:
+    """After a SIGSTOP of its process alone: the machine's clocks have gone on."""
+    tool.resume()
+    tool.slept_ms = 0
+    tool.due_ms = tool.cluster.now_ms
+
+
+@pytest.mark.parametrize("stopped_ms", [9_000 + 2 * I, 300_000], ids=["a while", "longer than its patience"])
+def test_a_kept_pause_that_was_over_is_not_said_to_be_renewed(stopped_ms: int) -> None:
+    """M3: its process stood still, and the members have ended it and consumed. It is paused and drained again."""
+    cluster = VirtualCluster(partitions=2)
+    (a,) = cluster.team("a")
+    tool = start(cluster, keep=True, duration_ms=9_000)
+    cluster.run_until(lambda: "drained" in tool.kinds)
+    tool.suspend()
+    cluster.run(stopped_ms)
+    assert not cluster.group.paused
+    assert len(a.owned) == 2
+    before = len(tool.events)
+    go_on(tool)
+    cluster.run_until(lambda: "drained" in tool.kinds[before:])
+    assert tool.kinds[before:] == ["paused_again", "released", "released", "drained"]
+    plan = tool.operation
+    assert isinstance(plan, PausePlan)
+    assert plan.pause_lock.over_at == [tool.events[before].text]
+    cluster.run(9_000)
+    assert "renewed" in tool.kinds[before:]
+    assert len(plan.pause_lock.over_at) == 1
+    tool.give_up()
+    finish(cluster, tool)
+    assert not cluster.group.paused
+    assert play_copies(cluster, tool) == []
+
+
+def test_a_kept_pause_whose_process_stood_still_for_less_than_that_is_renewed() -> None:
+    cluster = VirtualCluster(partitions=2)
+    cluster.team("a")
+    tool = start(cluster, keep=True, duration_ms=600_000)
+    cluster.run_until(lambda: "drained" in tool.kinds)
+    tool.suspend()
+    cluster.run(300_000)
+    go_on(tool)
+    cluster.run_until(lambda: "renewed" in tool.kinds)
+    assert cluster.group.paused
+    assert "paused_again" not in tool.kinds
+    assert not tool.operation.ended
+
+
 def test_a_kept_pause_ends_when_its_user_has_had_enough() -> None:
     cluster = VirtualCluster(partitions=2)
     cluster.team("a")

@@ -8,6 +8,7 @@ from marshal_py.admin.plans.operation import (
     USUAL,
     GroupContext,
     Operation,
+    Step,
     Terms,
     holders,
 )
@@ -87,6 +88,11 @@ class PausePlan(Operation):
         self.drained: bool = False
         self.token: int = NONE  # of the pause, once every partition is free
 
+    def tick(self, now: Instant) -> Step:
+        if self.keep and self.drained:
+            self.began = now  # patience limits the draining, not a pause that is kept
+        return super().tick(now)
+
     def read(self, verdict: Verdict, now: Instant) -> None:
         self.drain.read(verdict)
 
@@ -95,15 +101,16 @@ class PausePlan(Operation):
         return not self.drained
 
     def act(self, group: Group, now: Instant) -> None:
-        if not self.pause_lock.acquire(group, now) or not self.drain.empty(group, now):
+        if not self.pause_lock.acquire(group, now):
+            self.drained = False  # the pause may be over, and consumers own partitions again
+            return
+        if not self.drain.empty(group, now):
             return
         if not self.drained:
             self.drained = True
             self.report("drained", offset=group.pause_change)
         self.token = group.pause_change
-        if self.keep:
-            self.began = now  # patience limits the draining, not a pause that is kept
-        elif self.pause_lock.settled(group):
+        if not self.keep and self.pause_lock.settled(group):
             self.end()
 
     def timeout_error(self) -> MarshalError:

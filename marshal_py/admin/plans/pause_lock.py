@@ -7,6 +7,7 @@ writes nothing for it, and its author renews and ends it.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Final
 
 from marshal_py.admin.plans.operation import GroupContext, Operation, Terms
@@ -37,6 +38,8 @@ class PauseLock:
         # What our ReleaseGroups observed: a late copy may pause a group whose pause_change is still that.
         self.asked: set[int] = set()
         self.token: int = NONE  # of the pause that it works in, as last read
+        self.over_at: list[str] = []  # when our own pause was over, each time that members ended it
+        self._was_over = False  # and no new one of ours was read yet
         self._read_ms = 0
 
     def is_ours(self, group: Group) -> bool:
@@ -49,12 +52,17 @@ class PauseLock:
         for one, or gives up."""
         if self.is_ours(group):
             if self.token != group.pause_change:
-                self.operation.report("paused" if self.token == NONE else "renewed", offset=group.pause_change)
+                if self._was_over:
+                    self.operation.report("paused_again", self.over_at[-1], offset=group.pause_change)
+                else:
+                    self.operation.report("paused" if self.token == NONE else "renewed", offset=group.pause_change)
+                self._was_over = False
                 self.token, self._read_ms = group.pause_change, now.mono_ms
             self._renew(group, now)
             return True
         if self._adopts(group):
             return True
+        self._note_end(group)
         refused = self._refusal(group, now)
         if refused is not None:
             self.operation.give_up(refused)
@@ -78,6 +86,15 @@ class PauseLock:
             return False
         self.adopted, self.token = by, group.pause_change
         return True
+
+    def _note_end(self, group: Group) -> None:
+        """Notes that members have ended our own pause, because its time was over before a renewal reached them."""
+        history = self.operation.context.pause_history
+        own = self.token != NONE and self.adopted is None and not self._was_over
+        if own and not group.paused and history.waited_out and history.pause is not None:
+            self._was_over = True
+            over = datetime.fromtimestamp(history.pause.expires_ms / 1000, UTC)
+            self.over_at.append(over.isoformat(timespec="seconds"))
 
     def _refusal(self, group: Group, now: Instant) -> MarshalError | None:
         held_before = self.token != NONE
