@@ -5,6 +5,7 @@ The broker is the one of tests/kafka, when both folders run in one process.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,14 @@ def _quick_starts(pytestconfig: pytest.Config) -> None:
     """For every JVM that these tests and their processes start. It stays for the files that this process runs later."""
     if cache := getattr(pytestconfig, "cache", None):  # None with `-p no:cacheprovider`
         spark_archive.use(cache.mkdir("spark"))
+
+
+@pytest.fixture(autouse=True)
+def _own_signals() -> Iterator[None]:
+    """A reader that a test makes here has SIGTERM stop it, as in a process of Spark. Other files need their own."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")
