@@ -7,6 +7,7 @@ another invariant. The judge reads the oracle's states, so this makes them from 
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Final
 
 from marshal_py.errors import CoordinationError
@@ -89,18 +90,4 @@ def _group(shipped: ShippedGroup) -> Group:
 
 
 def _partition(shipped: ShippedPartition) -> Partition:
-    return Partition(
-        shipped.owner,
-        shipped.epoch,
-        shipped.position,
-        shipped.generation,
-        shipped.version,
-        shipped.last_owner,
-        shipped.successor,
-        shipped.lag,
-        shipped.in_flight,
-        shipped.attempts,
-        shipped.floor,
-        shipped.progress,
-        shipped.parked,
-    )
+    return Partition(**{one.name: getattr(shipped, one.name) for one in fields(Partition)})

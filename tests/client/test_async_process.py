@@ -165,6 +165,31 @@ def test_a_stop_waits_for_handlers_and_cancels_none(memory: MemoryTestCluster) -
     asyncio.run(main())
 
 
+def test_a_handler_that_hangs_does_not_keep_the_process_from_its_end(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(async_process, "LEAVE_TIMEOUT_S", 0.1)
+    topic = fill(memory, 4, keys=2)
+
+    async def main() -> None:
+        hold = asyncio.Event()
+
+        async def hang(message: Message) -> None:
+            if message.key == b"k0":
+                await hold.wait()
+
+        async with opened(memory, topic) as consumer:
+            work = consumer.process(hang)
+            await until(lambda: work.stats().finished == 2 and work.stats().working == 1, "one handler hangs")
+            consumer._ending.request_stop()
+            assert await work.wait(DEADLINE_S)
+            assert (work.closed, work.error) == (True, None)
+            hold.set()
+
+    asyncio.run(main())
+    assert "process has ended, and 1 handlers have not returned" in caplog.text
+
+
 def test_a_drain_of_the_consumer_handles_what_waits(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with threads: also while no handler runs."""
     topic, done = fill(memory, 30, keys=1), []

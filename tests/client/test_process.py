@@ -575,6 +575,20 @@ def test_handlers_that_say_they_are_at_work_keep_what_waits(memory: MemoryTestCl
     assert sorted(one for began in journal.began.values() for one in began) == [0, 1, 2]
 
 
+def test_what_handlers_say_of_being_at_work_is_forgotten(memory: MemoryTestCluster) -> None:
+    """Else a program that runs for long would keep an entry for each message."""
+    topic = fill(memory, 60, keys=3)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], handler_timeout_s=1.0) as consumer:
+        with consumer.process(lambda message: message.in_progress(), workers=2) as work:
+            until(lambda: positions(consumer) == {0: 60}, "all are handled")
+            until(lambda: not work._processing._at_work_s, "they are forgotten after the handler timeout")
+        memory.fill(topic, 0, 1)
+        message = until(lambda: consumer.next(1.0), "one comes to the program itself")
+        message.in_progress()
+        assert not work._processing._at_work_s
+        message.ack()
+
+
 class Named:
     """A key whose `repr` raises."""
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from marshal_py.errors import CoordinationError, HistoryRestarted, LogGap, ProtocolUnknown, TopicRecreated
+from marshal_py.history.state_differences import PARTITION_FIELDS
 from marshal_py.protocol.fold.rationalizer import Outcome, Verdict, apply
 from marshal_py.protocol.fold.world import U64, Group, Partition, Session, World
 from marshal_py.protocol.wire import codec
@@ -239,21 +240,7 @@ class DifferentialLog:
         """The fields of a partition that differ from a fresh one."""
         part = self.partition(number, topic)
         fresh = Partition(part.tp, part.name_hash)
-        names = (
-            "owner",
-            "epoch",
-            "position",
-            "generation",
-            "version",
-            "last_owner",
-            "successor",
-            "lag",
-            "in_flight",
-            "attempts",
-            "floor",
-            "progress",
-            "parked",
-        )
+        names = (*PARTITION_FIELDS, "progress")
         return {name: getattr(part, name) for name in names if getattr(part, name) != getattr(fresh, name)}
 
     # --- records that set up a situation

@@ -56,6 +56,7 @@ class AsyncProcess(Generic[K_co, V_co]):
         self._turn_until = 0.0  # monotonic
         self._turning = False  # all tasks wait for the next turn
         self._drained = False
+        self._patience_s = LEAVE_TIMEOUT_S  # for handlers that run when it ends
         self._ended = asyncio.Event()
 
     def start(self) -> None:
@@ -75,7 +76,7 @@ class AsyncProcess(Generic[K_co, V_co]):
 
     @property
     def closed(self) -> bool:
-        """Returns whether it has ended, and no handler runs any more."""
+        """Returns whether it has ended, and its handlers have returned, or had no more time for it."""
         return self._ended.is_set()
 
     @property
@@ -92,7 +93,8 @@ class AsyncProcess(Generic[K_co, V_co]):
         return self._processing.lanes()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until it has ended, at most `timeout_s` seconds (None: any time), as `Process.wait` does."""
+        """Waits until it has ended, at most `timeout_s` seconds (None: any time), as `Process.wait` does: so once it is
+        told to end, its handlers have 10 s. It cancels none that goes on."""
         self._event_loop.check("wait")
         self._context.check_call("AsyncProcess", "wait", waits=True)
         timeout_s = check_wait(timeout_s)
@@ -129,6 +131,7 @@ class AsyncProcess(Generic[K_co, V_co]):
         self._event_loop.check("stop")
         self._context.check_call("AsyncProcess", "stop", waits=True)
         check_timeout(timeout_s)
+        self._patience_s = max(self._patience_s, timeout_s)
         self._processing.halt()
         await self._receiving.stop(timeout_s)
         self._processing.close()
@@ -168,8 +171,9 @@ class AsyncProcess(Generic[K_co, V_co]):
             await receiving.stop(0)
             processing.close()  # first: the end of the consumer waits for messages that were delivered
             await receiving.stop()
-            while self._tasks:
-                await asyncio.wait(self._tasks)
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=self._patience_s)
+            processing.leave(len(self._tasks))
         finally:  # at the end of the program this task may be cancelled, as all are
             receiving.begin_drain(0)
             processing.close()

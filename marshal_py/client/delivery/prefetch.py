@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from marshal_py.client.delivery.buffers import Buffer
@@ -216,7 +216,11 @@ class Taker(Protocol):
         """Returns how many messages are where now, and how many were answered how."""
 
     def silent_s(self) -> float:
-        """Returns for how many seconds no handler has returned while all workers have one."""
+        """Returns for how many seconds no handler has begun, returned or said that it is at work while all workers have
+        one."""
+
+    def at_work(self, claim: Claim, offsets: Sequence[int]) -> None:
+        """Hears which messages of a claim handlers say to be at work on."""
 
 
 class AckWindow:
@@ -256,6 +260,11 @@ class AckWindow:
             if (head.messages[head.at].offset() or 0) >= self.process.end_of(claim):
                 return False
         return self.most is None or claim.tracker.taken < self.most
+
+    def at_work(self, claim: Claim, offsets: Sequence[int]) -> None:
+        """Tells the process that runs, if any, which messages handlers say to be at work on."""
+        if self.process is not None:
+            self.process.at_work(claim, offsets)
 
     def wait_s(self, buffers: Iterable[Buffer], delivered: int) -> float | None:
         """Returns how long to wait for acks before looking again; None if nothing waits. The waits grow until

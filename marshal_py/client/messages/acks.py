@@ -86,7 +86,7 @@ class DeliveryContext:
         # Checks that the caller may wait, acks, and waits until the log has accepted what the call returned; set by
         # the consumer (confirmations.py). A caller that is refused has acked nothing.
         self.confirm: Callable[[Ack, float], None]
-        # Hears which offsets of which claim a handler says to be at work on; set by a `process`, with the lock held.
+        # Hears which offsets of a claim a handler says to be at work on, with the lock held; set by the queue.
         self.at_work: Callable[[Claim, Sequence[int]], None] = _nobody_hears
 
     def forked(self, made_in_pid: int) -> None:

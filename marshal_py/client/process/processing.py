@@ -45,7 +45,12 @@ LOOK_S: Final = 0.05  # between two looks for claims that end
 SHUT_S: Final = 0.01  # before a handler is tried again whose message came, and whose gate has shut since
 HELD_UP_S: Final = 10.0  # how long a message holds up its position before that is reported; then twice as long, ...
 HELD_UP_LOOK_S: Final = 1.0  # between two looks for such messages
-HOLDS: Final = {"working": "a handler has it", "retrying": "it is tried again later", "ready": "it waits", "": "?"}
+HOLDS: Final = {
+    "working": "a handler has it",
+    "retrying": "it is tried again later",
+    "ready": "it waits",
+    "": "no handler has it",
+}
 KEY_CHARS_MAX: Final = 80  # of a key in a report
 IDLE_S: Final = 0.5  # how long a worker waits for a message before it looks whether it must end
 FOLLOWS: Final = "it follows a dead letter of its key"
@@ -84,9 +89,8 @@ class Processing(Generic[K_co, V_co]):
         self._at_work_s: dict[tuple[int, int], float] = {}  # by epoch and offset: when its handler last said so
         self._finished = self._retried = self._ended = 0
         self._times = HandlerTimes()
-        self._held_up: dict[
-            Claim, tuple[int, int, float]
-        ] = {}  # offset at its position, since when, age of next report
+        # By claim: the offset at its position, since when it is there, the age at which that is reported next.
+        self._held_up: dict[Claim, tuple[int, int, float]] = {}
         self._held_up_look_s = self._monotonic() + HELD_UP_LOOK_S
         self._batches = 0  # in work
         self._filling_since: float | None = None  # since when messages wait for the next batch to be full
@@ -125,7 +129,6 @@ class Processing(Generic[K_co, V_co]):
                 self._lanes.add_parked(key, message)
         with self._context.lock:  # last: what the key function raises leaves the consumer as it was
             self._before, self._queue.window.process = self._queue.window.process, self
-            self._queue.delivery.at_work = self._note_at_work
 
     def detach(self, *, refused: bool = False) -> None:
         """Bounds nothing any more. `refused`: another `process` runs, which bounds again what it did before."""
@@ -400,8 +403,6 @@ class Processing(Generic[K_co, V_co]):
     def _returned(self, message: AnyMessage) -> None:
         self._worked_at = now_s = self._monotonic()
         begun_s = self._begun_s.pop(id(message), None)
-        if self._at_work_s:
-            self._at_work_s.pop((message.token.epoch, message.offset), None)
         if begun_s is not None and self.settings.batch is None:
             self._times.add(now_s - begun_s)
 
@@ -439,7 +440,8 @@ class Processing(Generic[K_co, V_co]):
         """Forgets what waits of claims that are over. A handler that has been silent for the handler timeout, and has
         lost its claim, holds up its lane no more."""
         with self._context.lock:
-            claims = len(self._driver.member.claims)
+            claims, silent_s = len(self._driver.member.claims), self._monotonic() - self._timeout_s
+            self._at_work_s = {place: said_s for place, said_s in self._at_work_s.items() if said_s > silent_s}
         self._share_bytes = self._driver.options.prefetch_bytes // max(1, claims)
         with self._lock:
             parked = self._lanes.all_parked()
@@ -456,9 +458,8 @@ class Processing(Generic[K_co, V_co]):
                     self._lanes.forget_claim(claim)
             now_s = self._monotonic()
             for message in self._lanes.in_vain():
-                begun_s = self._begun_s.get(id(message), now_s)
-                last_s = self._at_work_s.get((message.token.epoch, message.offset), begun_s)
-                if now_s - last_s >= self._timeout_s:
+                said_s = self._at_work_s.get((message.token.epoch, message.offset), 0.0)
+                if now_s - max(said_s, self._begun_s.get(id(message), now_s)) >= self._timeout_s:
                     self._lanes.abandon(message)
             if over or done:
                 self.changed.notify_all()
@@ -538,8 +539,9 @@ class Processing(Generic[K_co, V_co]):
         """Returns how many handlers run."""
         return self._lanes.working if self.settings.batch is None else self._batches
 
-    def _note_at_work(self, claim: Claim, offsets: Sequence[int]) -> None:
-        """A handler is not silent (D4). Called with the Marshal's lock held."""
+    def at_work(self, claim: Claim, offsets: Sequence[int]) -> None:
+        """Notes that handlers say that they are at work on messages: they are not silent (D4). Called with the
+        Marshal's lock held."""
         self._worked_at = now_s = self._monotonic()
         for offset in offsets:
             self._at_work_s[claim.epoch, offset] = now_s
