@@ -46,6 +46,7 @@ NAMES = (
     "latency",
     "event_loop",
     "process",
+    "parallel",
     "join",
     "leave",
     "rewind",
@@ -81,7 +82,7 @@ def versions(environment: BenchEnvironment) -> dict[str, str]:
         "librdkafka": str(confluent_kafka.libversion()[0]),
         "Kafka": environment.description,
     }
-    for package in ("aiokafka", "msgspec", "pyarrow", "pyspark"):
+    for package in ("aiokafka", "faststream", "msgspec", "pyarrow", "pyspark"):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

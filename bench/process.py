@@ -1,8 +1,9 @@
 """How many messages per second do handlers in parallel finish, and how long does a blocked key delay the others?
 
-Each row is a fresh topic, filled beforehand, and a fresh group; one process has all partitions. Handlers sleep for 5 ms
-or do nothing, with the order per key. In the last row messages are written at a steady rate, and the handler of one key
-waits until all others are done: the delay of a message is from its write to the begin of its handler.
+Each row is a fresh topic, filled beforehand, and a fresh group; one process has all partitions. Handlers sleep for
+5 ms, do nothing, or use a processor, with the order per key. In the row of a blocked key messages are written at a
+steady rate, and the handler of one key waits until all others are done: the delay of a message is from its write to
+the begin of its handler.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ KEYS: Final = 100
 HANDLER_S: Final = 0.005
 WORKERS: Final = 16
 TASKS: Final = 100
+LIST: Final = 100
+PROCESSES: Final = 2
 MESSAGES: Final = 20_000
 MESSAGES_FAST: Final = 300_000
+MESSAGES_OF_PROCESSES: Final = 4_000
 MESSAGES_BLOCKED: Final = 3_600  # less than the window of `process`, at which a blocked key stops its partition
 RATE: Final = 200  # messages per second, while a key is blocked
 MESSAGES_TINY: Final = 500
@@ -76,11 +80,13 @@ def _write(environment: BenchEnvironment, topic: str, messages: int, rate: int |
     assert producer.flush(DEADLINE_S) == 0
 
 
-def _threads(environment: BenchEnvironment, topic: str, journal: Journal, handle: Callable[[Any], None]) -> None:
+def _threads(
+    environment: BenchEnvironment, topic: str, journal: Journal, handle: Callable[[Any], None], batch: int | None = None
+) -> None:
     with (
         marshal_py.connect(environment.bootstrap, coordination_topic=f"{topic}-m") as marshal,
         marshal.consumer("g", [topic], start="earliest") as consumer,
-        consumer.process(handle, workers=WORKERS),
+        consumer.process(handle, workers=WORKERS, batch=batch),
     ):
         assert journal.done.wait(DEADLINE_S)
 
@@ -138,12 +144,56 @@ def tasks(environment: BenchEnvironment, partitions: int, messages: int, workers
     return journal
 
 
+def lists(environment: BenchEnvironment, messages: int) -> Journal:
+    topic, journal = environment.topic(1), Journal(messages)
+    _write(environment, topic, messages)
+
+    def handle(batch: list[Any]) -> None:
+        for message in batch:
+            journal.begin(message)
+        time.sleep(HANDLER_S)
+        for _ in batch:
+            journal.end()
+
+    _threads(environment, topic, journal, handle, batch=LIST)
+    return journal
+
+
+def _use_the_processor(_message: Any) -> None:
+    """Runs in a worker process: uses it for HANDLER_S."""
+    until_s = time.thread_time() + HANDLER_S
+    while time.thread_time() < until_s:
+        pass
+
+
+def processes(environment: BenchEnvironment, messages: int) -> float:
+    """Returns messages per second, from the first message that is finished."""
+    topic = environment.topic(1)
+    _write(environment, topic, messages)
+    with (
+        marshal_py.connect(environment.bootstrap, coordination_topic=f"{topic}-m") as marshal,
+        marshal.consumer("g", [topic], start="earliest") as consumer,
+        consumer.process(_use_the_processor, workers=PROCESSES, executor="processes") as work,
+    ):
+        deadline_s = time.monotonic() + DEADLINE_S
+        began_s, before = 0.0, 0
+        while (finished := work.stats().finished) < messages:
+            assert time.monotonic() < deadline_s
+            if finished and not before:
+                began_s, before = time.monotonic(), finished
+            time.sleep(0.001)
+        return (messages - before) / (time.monotonic() - began_s)
+
+
 def run(environment: BenchEnvironment, tiny: bool) -> Result:
-    slow, fast, few = [MESSAGES_TINY] * 3 if tiny else (MESSAGES, MESSAGES_FAST, MESSAGES_BLOCKED)
+    slow, fast, few, cpu = (
+        [MESSAGES_TINY] * 4 if tiny else (MESSAGES, MESSAGES_FAST, MESSAGES_BLOCKED, MESSAGES_OF_PROCESSES)
+    )
     found = {
         "threads, 5 ms": (1, WORKERS, IDEAL, threads(environment, slow)),
         "asyncio, 5 ms": (1, WORKERS, IDEAL, tasks(environment, 1, slow, WORKERS, HANDLER_S)),
         "asyncio, nothing": (12, TASKS, None, tasks(environment, 12, fast, TASKS, 0.0)),
+        f"threads, 5 ms, lists of up to {LIST}": (1, WORKERS, None, lists(environment, fast)),
         "threads, a key blocked": (1, WORKERS, None, blocked(environment, few)),
     }
     rows: list[list[Any]] = []
@@ -152,6 +202,8 @@ def run(environment: BenchEnvironment, tiny: bool) -> Result:
         delays_ms = journal.delays_ms[len(journal.delays_ms) // 3 :] if "blocked" in name else []
         delay_ms = round(percentile(delays_ms, 0.99), 1) if delays_ms else None
         rows.append([name, partitions, workers, round(journal.rate), ideal, delay_ms, journal.order_kept])
+    rate = round(processes(environment, cpu))
+    rows.append(["processes, 5 ms of CPU", 1, PROCESSES, rate, PROCESSES / HANDLER_S, None, None])
     columns = ["handlers", "partitions", "workers", "messages/s", "ideal", "delay p99, ms", "order kept"]
     notes = ["goals: 2,900/s with handlers of 5 ms, 60,000/s with those that do nothing, a p99 below 20 ms"]
     return Result("process", columns, rows, notes)

@@ -15,6 +15,7 @@ import pytest
 
 from bench.__main__ import NAMES, machine, measure, versions
 from bench.environment import BenchEnvironment, Result, Work, cell_text, percentile, ratio, show, spread
+from bench.parallel import Line, judge
 from bench.takeover import WITNESSED, Kills, beyond_spacing
 from tests.support.kafka import Cluster
 
@@ -196,11 +197,31 @@ def check_policies(result: Result) -> None:
 
 
 def check_process(result: Result) -> None:
-    assert column(result, "order kept") == [True] * 4
+    assert column(result, "order kept") == [True] * 5 + [None]
     assert all(rate > 0 for rate in column(result, "messages/s"))
 
 
+def check_parallel(result: Result) -> None:
+    of = dict(zip(column(result, "contestant"), column(result, "out of order"), strict=True))
+    assert [of[name] for name in of if name.startswith("process, ")] == [0, 0]
+    assert of["share group, pool of threads"] > 0, "the judge sees what has no order"
+    assert column(result, "lost")[:2] == [0, 0]
+    assert all(rate > 0 for rate in column(result, "messages/s"))
+
+
+def lines(text: str) -> list[Line]:
+    split = [each.split() for each in text.split(", ")]
+    return [Line(what == "end", int(key), int(offset), float(at)) for at, (what, key, offset) in enumerate(split)]
+
+
+def test_the_journal_of_parallel_handlers_is_judged() -> None:
+    first = lines("begin 1 0, begin 1 1, end 1 0, begin 2 2, end 1 1, end 2 2")
+    second = lines("begin 2 2, end 2 2, begin 3 4, end 3 4, begin 3 3, end 3 3")
+    assert judge([first, second], 6)[1:] == (2, 1, 1), "1 began beside 0, 3 ended after 4; 2 ended twice; 5 is lost"
+
+
 CHECKS = {
+    "parallel": check_parallel,
     "process": check_process,
     "direct_get": check_direct_get,
     "startup": check_startup,
