@@ -15,6 +15,7 @@ from marshal_py.protocol.wire.identity import TopicPartition
 
 TP = TopicPartition("orders", 0)
 KEYS, MESSAGES = 4, 24
+MOVES_MAX = 3  # with that of the beginning: where every order is tried
 
 
 class Raw:
@@ -35,9 +36,10 @@ class Claim:
 
 
 class World:
-    """One partition whose message `n` has the key `n % KEYS`. A move begins again below everything unfinished."""
+    """One partition whose message `n` has the key `n % keys`. A move begins again below everything unfinished."""
 
-    def __init__(self) -> None:
+    def __init__(self, messages: int = MESSAGES, keys: int = KEYS) -> None:
+        self.messages, self.keys, self.moves = messages, keys, 0
         self.lanes, self.claim = Lanes(), Claim()
         self.finished: set[int] = set()
         self.working: list[Any] = []
@@ -58,8 +60,8 @@ class World:
             held = self.lanes.held.get(old)
             assert held is None or (held.messages, held.size_bytes) == (0, 0)
             self.lanes.forget_claim(old)
-        self.claim = Claim()
-        self.coming = [offset for offset in range(MESSAGES) if offset not in self.finished]
+        self.claim, self.moves = Claim(), self.moves + 1
+        self.coming = [offset for offset in range(self.messages) if offset not in self.finished]
         self.given_back.clear()
         self.began.clear()
 
@@ -71,7 +73,7 @@ class World:
         if kind == "come" and (self.coming or self.given_back):
             again = self.given_back and (which % 2 or not self.coming)
             offset = self.given_back.pop(which % len(self.given_back)) if again else self.coming.pop(0)
-            lanes.add(LaneKey(TP, offset % KEYS), self.message(offset))
+            lanes.add(LaneKey(TP, offset % self.keys), self.message(offset))
         elif kind == "begin":
             message = lanes.next()
             more = which % 4  # a handler of batches has those behind it, too
@@ -93,7 +95,7 @@ class World:
                 lanes.done(message)
             elif kind == "gate":
                 if ours:
-                    self.began[message.offset % KEYS].pop()
+                    self.began[message.offset % self.keys].pop()
                     lanes.put_back(message)
                 else:
                     lanes.done(message)
@@ -108,8 +110,8 @@ class World:
 
     def beside(self, message: Any) -> list[Any]:
         """What works of the lane of a message, by offset."""
-        key, claim = message.offset % KEYS, message._delivered.claim
-        found = [one for one in self.working if one.offset % KEYS == key and one._delivered.claim is claim]
+        key, claim = message.offset % self.keys, message._delivered.claim
+        found = [one for one in self.working if one.offset % self.keys == key and one._delivered.claim is claim]
         return sorted(found, key=lambda one: one.offset)
 
     def begins(self, message: Any, joins: bool = False) -> bool:
@@ -117,16 +119,46 @@ class World:
         if message._delivered.claim is not self.claim:
             self.lanes.done(message)
             return False
-        key = message.offset % KEYS
+        key = message.offset % self.keys
         with_it = {one.offset for one in self.beside(message)} if joins else set()
-        others = {one.offset % KEYS for one in self.working if one.offset not in with_it}
+        others = {one.offset % self.keys for one in self.working if one.offset not in with_it}
         assert key not in others, "two of a lane at once"
         over = self.finished | with_it
-        first = min(offset for offset in range(key, MESSAGES, KEYS) if offset not in over)
+        first = min(offset for offset in range(key, self.messages, self.keys) if offset not in over)
         assert message.offset == first, "one before it is not finished"
         self.working.append(message)
         self.began[key].append(message.offset)
         return True
+
+    def state(self) -> object:
+        """What tells this world from others. Claims that are over are told apart by what they have in the lanes."""
+        lanes, claims = self.lanes, {id(self.claim): 0}
+
+        def name(message: Any) -> tuple[int, int]:
+            claim = message._delivered.claim
+            return message.offset, claims.setdefault(id(claim), len(claims))
+
+        def names(messages: Any) -> tuple[tuple[int, int], ...]:
+            return tuple(map(name, messages))
+
+        def lane_of(lane: Any) -> tuple[object, ...]:
+            works = () if lane.working is None else names([lane.working])
+            return lane.key, works, names(lane.beside), names(lane.parked), names(lane.waiting), lane.queued
+
+        known = tuple(sorted(map(lane_of, lanes.unfinished()), key=str))
+        ready = tuple(map(lane_of, lanes.ready))
+        shut = tuple((claims.get(id(claim), -1), tuple(map(lane_of, found))) for claim, found in lanes.shut.items())
+        rest = frozenset(self.finished), tuple(self.coming), tuple(self.given_back), names(self.working), self.moves
+        return known, ready, shut, rest
+
+    def choices(self) -> list[tuple[str, int]]:
+        """Returns the steps that differ, of which each schedule takes one after the other."""
+        found = [("come", 1)] if self.coming or self.given_back else []
+        found += [("come", 0)] if self.coming and self.given_back else []
+        found += [("begin", most) for most in (0, 1)] if self.lanes.ready else []
+        found += [(kind, at) for at in range(len(self.working)) for kind in ("finish", "give back", "gate")]
+        found += [("reopen", at) for at in range(len(self.lanes.shut))]
+        return found + ([("move", 0), ("move", 1)] if self.moves < MOVES_MAX else [])
 
     def check(self) -> None:
         lanes = self.lanes
@@ -163,6 +195,52 @@ def test_each_lane_is_handled_in_order_and_nothing_is_lost() -> None:
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}, step {at}") from error
         assert world.finished == set(range(MESSAGES)), f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("messages", "keys", "steps", "schedules"),
+    [(3, 2, 10, 1_000_000), pytest.param(4, 2, 14, 100_000_000, marks=pytest.mark.proof)],
+)
+def test_every_order_of_steps_keeps_each_lane(messages: int, keys: int, steps: int, schedules: int) -> None:
+    """Each order of `steps` steps, counted by the states that they pass: two that reach one state go on as one."""
+
+    def world_after(path: tuple[tuple[str, int], ...]) -> World:
+        world = World(messages, keys)
+        for step in path:
+            world.step(*step)
+        return world
+
+    start = World(messages, keys)
+    paths: dict[object, tuple[tuple[str, int], ...]] = {start.state(): ()}
+    counts: dict[object, int] = {start.state(): 1}
+    following: dict[object, list[object]] = {}
+    for _ in range(steps):
+        after: dict[object, int] = defaultdict(int)
+        for state, count in counts.items():
+            if state not in following:
+                following[state] = []
+                path = paths[state]
+                for step in world_after(path).choices():
+                    world = world_after(path)
+                    try:
+                        world.step(*step)
+                        world.check()
+                    except AssertionError as error:
+                        raise AssertionError(f"after {(*path, step)}") from error
+                    found = world.state()
+                    paths.setdefault(found, (*path, step))
+                    following[state].append(found)
+            for found in following[state]:
+                after[found] += count
+        counts = after
+    print(f"{sum(counts.values()):,} schedules of {steps} steps in {len(paths):,} states")
+    assert sum(counts.values()) >= schedules
+
+
+def test_a_lane_that_does_not_wait_for_its_retry_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes.Lane, "blocked", property(lambda lane: lane.working is not None))
+    with pytest.raises(AssertionError, match="give back"):
+        test_every_order_of_steps_keeps_each_lane(3, 2, 10, 1)
 
 
 def test_a_partition_that_stays_after_all_goes_on_behind_what_is_tried_again() -> None:
