@@ -16,14 +16,21 @@ from tests.support.kafka import Cluster, start_cluster
 @pytest.mark.proof
 def test_the_order_per_key_survives_every_change(kafka: Cluster, tmp_path: Path) -> None:
     """Three processes of 16 workers; two joins, crashes, step-downs, drops, stops and freezes in turn."""
-    assert key_order.run(kafka.bootstrap, tmp_path, 24_000, 12, pending=1, workers=16, batch=0, seed=2) == 0
+    assert key_order.run(kafka.bootstrap, tmp_path, 24_000, 12, workers=16, seed=2) == 0
 
 
 @pytest.mark.proof
 def test_the_order_per_key_survives_every_change_in_lists(tmp_path: Path) -> None:
     """As above with lists, in which a key has several messages. The broker is its own: the topic has the same name."""
     with start_cluster() as kafka:
-        assert key_order.run(kafka.bootstrap, tmp_path, 12_000, 7, pending=1, workers=4, batch=20, seed=3) == 0
+        assert key_order.run(kafka.bootstrap, tmp_path, 12_000, 7, workers=4, batch=20, seed=3) == 0
+
+
+@pytest.mark.proof
+def test_the_order_per_key_survives_the_death_of_worker_processes(tmp_path: Path) -> None:
+    """As above, with handlers in processes of their own, of which every other one of a member is killed."""
+    with start_cluster() as kafka:
+        assert key_order.run(kafka.bootstrap, tmp_path, 6_000, 8, workers=4, executor="processes", seed=4) == 0
 
 
 @pytest.mark.proof

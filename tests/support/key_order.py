@@ -3,10 +3,12 @@
     python -m tests.support.key_order --messages 100000 --changes 25 --pending 1 --seed 1
     python -m tests.support.key_order --messages 100000 --changes 25 --workers 16
     python -m tests.support.key_order --messages 100000 --changes 25 --workers 4 --batch 20
+    python -m tests.support.key_order --messages 20000 --changes 24 --workers 4 --executor processes
 
 One group with the policy `members`; keys are made by `subject_key`. A slice of messages is produced before each change,
 and the change comes while the slice is handled. Handlers give some messages back. With `--workers` each member handles
-its messages by `Consumer.process`, with `--batch` in lists, and some are frozen for longer than their lease. Then
+its messages by `Consumer.process`, with `--batch` in lists, and some are frozen for longer than their lease; with
+`--executor processes` every other worker process of a member is killed amid its messages. Then
 OrderJudge sees all deliveries in the order of the clock that the processes share: exit code 1 if a message of a key was
 passed over, came in another order, or was never finished. tests/client/test_key_order.py does the same in virtual time.
 """
@@ -14,6 +16,7 @@ passed over, came in another order, or was never finished. tests/client/test_key
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -24,7 +27,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -36,6 +39,7 @@ from tests.support.kafka import start_cluster
 ROOT: Final = Path(__file__).resolve().parents[2]
 TOPIC, GROUP, PARTITIONS, KEYS = "orders", "billing", 12, 500
 KINDS: Final = ("join", "crash", "step down", "drop", "stop")
+KILL: Final = "kill workers"  # with `--executor processes` alone: every other process that has a handler
 FREEZE: Final = "freeze"  # with `--workers` alone: a frozen handler begins a message that its next owner has begun
 FROZEN_S: Final = 4.0
 DEADLINE_S: Final = 300.0  # for a slice of messages, whatever happens meanwhile
@@ -101,34 +105,51 @@ class OrderJudge:
 # --- one process of the group
 
 
-def member(servers: str, name: str, pending: int, workers: int, batch: int, path: str) -> None:
+@functools.cache
+def journal(path: str) -> int:
+    """Returns the file to which each process appends what its handlers begin and finish."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+
+def write(path: str, kind: str, message: Any, **more: Any) -> None:
+    place = {"e": kind, "ns": time.monotonic_ns(), "p": message.partition, "o": message.offset, **more}
+    os.write(journal(path), json.dumps(place).encode() + b"\n")
+
+
+def begin(path: str, message: Any) -> None:
+    key = (message.key or b"").decode()
+    write(path, "begin", message, t=str(message.token), k=key, n=int(message.value or b""))
+
+
+def handle(path: str, message: Any) -> None:
+    begin(path, message)
+    if message.offset % NAK_EACH == NAK_EACH - 1 and message.delivery_count == 1:
+        raise marshal_py.Retry(after_s=HELD_S)
+    time.sleep(HANDLED_S)
+    write(path, "done", message)
+
+
+def outcome(path: str, message: Any) -> BaseException | None:
+    try:
+        return handle(path, message)
+    except marshal_py.Retry as retry:
+        return retry
+
+
+def handle_all(path: str, messages: list[Any]) -> list[BaseException | None]:
+    return [outcome(path, message) for message in messages]
+
+
+def member(
+    servers: str,
+    name: str,
+    pending: int,
+    workers: int,
+    batch: int,
+    executor: Literal["threads", "processes"],
+    path: str,
+) -> None:
     """Writes a line before each message is handled, and one after its ack has counted."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-
-    def write(kind: str, message: marshal_py.Message, **more: Any) -> None:
-        place = {"e": kind, "ns": time.monotonic_ns(), "p": message.partition, "o": message.offset, **more}
-        os.write(file, json.dumps(place).encode() + b"\n")
-
-    def begin(message: marshal_py.Message) -> None:
-        key = (message.key or b"").decode()
-        write("begin", message, t=str(message.token), k=key, n=int(message.value or b""))
-
-    def handle(message: marshal_py.Message) -> None:
-        begin(message)
-        if message.offset % NAK_EACH == NAK_EACH - 1 and message.delivery_count == 1:
-            raise marshal_py.Retry(after_s=HELD_S)
-        time.sleep(HANDLED_S)
-        write("done", message)
-
-    def outcome(message: marshal_py.Message) -> BaseException | None:
-        try:
-            return handle(message)
-        except marshal_py.Retry as retry:
-            return retry
-
-    def handle_all(messages: list[marshal_py.Message]) -> list[BaseException | None]:
-        return [outcome(message) for message in messages]
-
     most = {"max_acks_pending": pending} if not workers else {}
     with (
         marshal_py.connect(servers, client_id=f"{name}-{os.getpid()}") as marshal,
@@ -137,19 +158,29 @@ def member(servers: str, name: str, pending: int, workers: int, batch: int, path
     ):
         if workers:
             begun = (
-                consumer.process(handle_all, workers=workers, batch=batch, batch_wait_s=HELD_S)
+                consumer.process(functools.partial(handle_all, path), workers=workers, batch=batch, batch_wait_s=HELD_S)
                 if batch
-                else consumer.process(handle, workers=workers)
+                else consumer.process(functools.partial(handle, path), workers=workers, executor=executor)
             )
             with begun as work:
                 work.wait()
             return
         for message in consumer:
-            begin(message)
+            begin(path, message)
             if message.offset % NAK_EACH == NAK_EACH - 1 and message.delivery_count == 1:
                 message.nak(HELD_S)
             elif message.ack():
-                write("done", message)
+                write(path, "done", message)
+
+
+def worker_processes(of: int) -> list[int]:
+    """Returns the pids of the processes in which a member's handlers run."""
+    found = []
+    for children in Path(f"/proc/{of}/task").glob("*/children"):
+        for pid in map(int, children.read_text().split()):
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return sorted(found)
 
 
 class Instance(NamedTuple):
@@ -166,9 +197,11 @@ class Instance(NamedTuple):
 class Run:
     """A run on one cluster. `names`: the members of the group; each has at least one process."""
 
-    def __init__(self, servers: str, folder: Path, pending: int, workers: int, batch: int, seed: int) -> None:
+    def __init__(
+        self, servers: str, folder: Path, pending: int, workers: int, batch: int, executor: str, seed: int
+    ) -> None:
         self.servers, self.folder = servers, folder
-        self.given = str(pending), str(workers), str(batch)
+        self.given = str(pending), str(workers), str(batch), executor
         self.dice = Random(seed)
         self.names = ["m0", "m1", "m2"]
         self.running: list[Instance] = []
@@ -259,6 +292,11 @@ class Run:
                 if sessions:
                     group.step_down(min(sessions))
                 return one.name
+            case "kill workers":
+                killed = worker_processes(one.process.pid)[::2]
+                for pid in killed:
+                    os.kill(pid, signal.SIGKILL)
+                return f"{len(killed)} of {one.name}"
             case "freeze":
                 one.process.send_signal(signal.SIGSTOP)
                 time.sleep(FROZEN_S)  # longer than its lease
@@ -281,12 +319,20 @@ class Run:
 
 
 def run(
-    servers: str, folder: Path, messages: int, changes: int, pending: int, workers: int, batch: int, seed: int
+    servers: str,
+    folder: Path,
+    messages: int,
+    changes: int,
+    pending: int = 1,
+    workers: int = 0,
+    batch: int = 0,
+    executor: str = "threads",
+    seed: int = 1,
 ) -> int:
     admin = AdminClient({"bootstrap.servers": servers})
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(60)
-    made, part = Run(servers, folder, pending, workers, batch, seed), messages // (changes + 1)
-    kinds = (*KINDS, FREEZE) if workers else KINDS
+    made, part = Run(servers, folder, pending, workers, batch, executor, seed), messages // (changes + 1)
+    kinds = KINDS if not workers else (*KINDS, FREEZE) if executor == "threads" else (*KINDS, KILL, FREEZE, KILL)
     with marshal_py.connect(servers) as marshal:
         config = GroupConfig(policy="members", max_members=PARTITIONS, members=tuple(made.names))
         group = marshal.create_group(GROUP, config)
@@ -324,16 +370,17 @@ def main() -> int:
     defaults = {"messages": 100_000, "changes": 25, "pending": 1, "workers": 0, "batch": 0, "seed": 1}
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--member", nargs=6, help=argparse.SUPPRESS)
+    parser.add_argument("--executor", choices=("threads", "processes"), default="threads")
+    parser.add_argument("--member", nargs=7, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.member:
-        servers, name, pending, workers, batch, path = given.member
-        member(servers, name, int(pending), int(workers), int(batch), path)
+        servers, name, pending, workers, batch, executor, path = given.member
+        member(servers, name, int(pending), int(workers), int(batch), executor, path)
         return 0
     folder = Path(tempfile.mkdtemp(prefix="key-order-"))
     with start_cluster() as cluster:
-        asked = [getattr(given, name) for name in defaults]
-        return run(cluster.bootstrap, folder, *asked)
+        asked = {name: getattr(given, name) for name in (*defaults, "executor")}
+        return run(cluster.bootstrap, folder, **asked)
 
 
 if __name__ == "__main__":
