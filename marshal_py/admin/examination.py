@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from marshal_py.admin import permissions
 from marshal_py.admin.views import diagnosis, overview
-from marshal_py.admin.views.diagnosis import Check, Study
+from marshal_py.admin.views.diagnosis import Study
+from marshal_py.admin.views.group_info import Check
 from marshal_py.admin.views.looking import Looking
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.admin.views.suggestions import NOBODY, suggestion

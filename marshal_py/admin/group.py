@@ -168,7 +168,7 @@ class Group:
             if self.name not in found:
                 raise self._missing()
             log, group = found[self.name]
-            return overview.members(group, observer.signs_of(log), observer.as_of_ms)
+            return overview.members(group, observer.signs_of(log, group), observer.as_of_ms)
 
     def advisories(self, follow: bool = False) -> Iterator[Advisory]:
         """Yields what happened to the group since its log begins; with `follow` then what happens next. Every reader

@@ -61,7 +61,7 @@ def doctor(
             print(f"{check.level:4}  {check.name}: {check.found}{advice}", flush=True)
     ok = all(check.level != "fail" for check in checks)
     if options.as_json:
-        output.print_json({"ok": ok, "checks": [check._asdict() for check in checks]})
+        output.print_json({"ok": ok, "checks": checks})
     if not ok:
         failed = ", ".join(check.name for check in checks if check.level == "fail")
         raise output.CommandFailed(f"failed: {failed}")

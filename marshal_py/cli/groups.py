@@ -176,7 +176,9 @@ def ls(
             looking.read(judged)
         now_ms = observer.as_of_ms
         found = [
-            overview.summary(group, observer.signs_of(log), now_ms, _causes(observer, looking, log, group, now_ms))
+            overview.summary(
+                group, observer.signs_of(log, group), now_ms, _causes(observer, looking, log, group, now_ms)
+            )
             for log, group in observer.groups()
             if deleted or not group.deleted
         ]

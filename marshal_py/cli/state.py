@@ -8,20 +8,18 @@ from typing import Annotated, Final
 import typer
 
 from marshal_py.admin.views import overview
-from marshal_py.admin.views.group_info import POLICIES, GroupLag, GroupState, MemberInfo, PartitionLag, plain
+from marshal_py.admin.views.group_info import POLICIES, GroupHealth, GroupState, MemberInfo, PartitionHealth, plain
 from marshal_py.admin.views.looking import Looking
 from marshal_py.admin.views.recreated_topics import find_recreated
+from marshal_py.admin.watch import Watch
 from marshal_py.cli import output
 from marshal_py.cli.options import NOBODY, ReadOptions, command, require_group
 from marshal_py.client.values.position_text import print_table
-from marshal_py.history.consumption_rate import WINDOW_MS, ConsumptionRate
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.policies import policy_named
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.wire.identity import NONE
 
 EXAMPLE: Final = output.example("marshal state billing --json")
-RATE_RECORDS: Final = 16_384  # tell the speed well; a busy log may have many more in a minute
 
 
 @command
@@ -53,8 +51,9 @@ def state(
     With --lag, positions are those of the coordination log; kafka-consumer-groups shows copies that are some seconds
     older. The time is how long it takes to read these messages, without new ones, at the speed of the last minute, or
     of the newest 16,384 records if these are fewer; it is - if the position does not move, or nobody owns the
-    partition. A lag of - is unknown: the topic is gone or was created again, the partition has no position yet, the
-    position lies beyond the end, or records were lost.
+    partition. "oldest" is the age of the oldest message that waits, for a client that may read the topic. A lag of - is
+    unknown: the topic is gone or was created again, the partition has no position yet, the position lies beyond the
+    end, or records were lost.
     """
     chosen = [one for one, wanted in zip(_VIEWS, (lag, members, settings, as_csv), strict=True) if wanted]
     if len(chosen) > 1:
@@ -87,7 +86,7 @@ def state(
 def _state(observer: Observer, looking: Looking, log: int, group: Group, now_ms: int, in_cluster: bool) -> GroupState:
     ends = observer.ends(tp for tp in overview.partitions(group) if tp.partition >= 0)
     recreated = find_recreated(group, observer.topics)
-    signs, pauses = observer.signs_of(log), looking.pause_history(log, group)
+    signs, pauses = observer.signs_of(log, group), looking.pause_history(log, group)
     notices = [*looking.causes(log, group, now_ms, ends, in_cluster), *looking.held_up(group, now_ms)]
     return overview.state(group, log, signs, ends, now_ms, pauses, recreated, notices)
 
@@ -134,36 +133,27 @@ def _check_view(name: str, group: str | None, options: ReadOptions) -> None:
 
 
 def _lag(options: ReadOptions, group: str) -> None:
-    with options.observer() as observer:
-        rate, looking = ConsumptionRate(), Looking(observer)
-        for judged in observer.read(group, since_ms=observer.as_of_ms - WINDOW_MS, records_max=RATE_RECORDS):
-            record, verdict = judged
-            looking.read(judged)
-            if verdict.group == group:
-                rate.read(observer.worlds[record.log].groups.get(group), verdict, record.timestamp_ms)
-        log, state = next(((log, found) for log, found in observer.groups() if found.name == group), (NONE, None))
-        require_group(observer, group)
-        assert state is not None  # require_group has checked it
-        ends = observer.ends(tp for tp in overview.partitions(state) if tp.partition >= 0)
-        told = [*looking.causes(log, state, observer.as_of_ms, ends), *looking.held_up(state, observer.as_of_ms)]
-    recreated = find_recreated(state, observer.topics)
-    found = overview.lag(state, ends, rate, observer.as_of_ms, recreated, told)
+    with Watch(options.observer, group) as watch:
+        watch.refresh()
+        assert watch.observer is not None
+        require_group(watch.observer, group)
+        (found,) = watch.groups()
     if options.as_json:
         output.print_json(found)
         return
-    columns = ("topic", "partition", "owner", "position", "end", "lag", "per second", "time", "parked")
+    columns = ("topic", "partition", "owner", "position", "end", "lag", "per second", "time", "oldest", "parked")
     output.print_table(columns, map(_lag_cells, found.partitions))
     print(f"group {group}: {_total(found)}")
     for notice in found.notices:
         print(f"! {notice}")
 
 
-def _lag_cells(row: PartitionLag) -> list[object]:
+def _lag_cells(row: PartitionHealth) -> list[object]:
     place = [row.topic, row.partition, row.owner, row.position, row.end, row.lag]
-    return [*place, f"{row.per_second:g}", _duration(row.time_s), row.parked]
+    return [*place, f"{row.per_second:g}", _duration(row.time_s), _duration(row.oldest_s), row.parked]
 
 
-def _total(found: GroupLag) -> str:
+def _total(found: GroupHealth) -> str:
     lag = "unknown" if found.lag is None else str(found.lag)
     unknown = f" (without {found.unknown} partitions, whose lag is unknown)" if found.unknown else ""
     parked = f", {found.parked} partitions parked" if found.parked else ""
@@ -184,7 +174,7 @@ def _members(options: ReadOptions, group: str) -> None:
             found = tuple(
                 member
                 for log, one in observer.groups()
-                for member in overview.members(one, observer.signs_of(log), observer.as_of_ms)
+                for member in overview.members(one, observer.signs_of(log, one), observer.as_of_ms)
             )
     if options.as_json:
         output.print_json(found)

@@ -26,9 +26,10 @@ class _Sample(NamedTuple):
 
 
 class ConsumptionRate:
-    """Computes the rates of one log's partitions."""
+    """Computes the rates of one log's partitions, from samples that are at least `sample_ms` apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, sample_ms: int = SAMPLE_MS) -> None:
+        self._sample_ms = sample_ms
         self._samples: dict[tuple[str, TopicPartition], deque[_Sample]] = {}
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:
@@ -53,16 +54,16 @@ class ConsumptionRate:
         kept = self._samples.setdefault((group.name, partition.tp), deque())
         if kept and kept[-1].generation != partition.generation:
             kept.clear()
-        if len(kept) > 1 and time_ms - kept[-2].time_ms < SAMPLE_MS:
+        if len(kept) > 1 and time_ms - kept[-2].time_ms < self._sample_ms:
             kept.pop()
         kept.append(_Sample(time_ms, partition.position, partition.generation))
         while kept[0].time_ms < time_ms - WINDOW_MS:
             kept.popleft()
 
     def per_second(self, group: str, tp: TopicPartition, now_ms: int) -> float:
-        """Returns messages per second over the last WINDOW_MS; 0 if the position did not move. `now_ms`: since 1970."""
-        kept = [one for one in self._samples.get((group, tp), ()) if one.time_ms >= now_ms - WINDOW_MS]
-        if len(kept) < 2:
-            return 0.0
-        elapsed_ms = max(now_ms, kept[-1].time_ms) - kept[0].time_ms
+        """Returns messages per second over the last WINDOW_MS; 0 if the position did not move. `now_ms` never falls."""
+        kept = self._samples.get((group, tp), deque())
+        while kept and kept[0].time_ms < now_ms - WINDOW_MS:
+            kept.popleft()
+        elapsed_ms = max(now_ms, kept[-1].time_ms) - kept[0].time_ms if len(kept) > 1 else 0
         return 1000 * (kept[-1].position - kept[0].position) / elapsed_ms if elapsed_ms > 0 else 0.0

@@ -24,7 +24,7 @@ from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE, TopicPartition, route
 from marshal_py.protocol.wire.records import Genesis, Heartbeat, Join, Record
 from marshal_py.transport.clock import SystemClock
-from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo, Transport
+from marshal_py.transport.ports import Bounds, ClusterAdmin, LogRecord, MessageReader, TopicInfo, Transport
 
 LOOK_BACK_RECORDS: Final = 200_000  # of a log, for a question that may have no answer; they fold in 1 to 2 s
 
@@ -46,6 +46,7 @@ class Observer:
     - `as_of_ms`: this machine's clock, in ms since 1970, when the ends were looked up to which the logs were last read.
     - `began`: by log, the offset at which what can be read begins, if older records were deleted and a reader of the
       past (`stretches`, `read` with `back`) has come there.
+    - `admin`: asks the cluster.
     - `stopped`: by log, the offset at which `newest` has stopped to look back before it had what it was asked for.
     - `topics`: what Kafka says about the data topics that `ends` was asked for, without topics that are gone.
     """
@@ -62,7 +63,11 @@ class Observer:
         self.topics: dict[str, TopicInfo] = {}
         self._advisories: dict[int, Advisories] = {}  # by log
         self._next: dict[int, int] = {}  # by log: the offset at which reading continues
+        self._missing: set[tuple[int, int]] = set()  # sessions whose last sign was deleted
+        self._transport = transport
+        self._data: MessageReader | None = None
         self._reader = LogReader(transport, topic, "observer", timeout_s)
+        self.admin: ClusterAdmin = self._reader.admin
         try:
             self.root: Genesis | None = self._reader.find_root()
         except BaseException:
@@ -78,6 +83,8 @@ class Observer:
 
     def close(self) -> None:
         self._reader.close()
+        if self._data is not None:
+            self._data.close()
 
     def bounds(self, logs: Iterable[int]) -> dict[int, Bounds]:
         """Returns the first and the end offset of each of these logs. Raises ClusterUnreachable."""
@@ -92,13 +99,21 @@ class Observer:
         return list(range(self.root.partitions)) if group is None else [route(group, self.root.partitions)]
 
     def read(
-        self, group: str | None = None, back: bool = False, since_ms: int | None = None, records_max: int | None = None
+        self,
+        group: str | None = None,
+        back: bool = False,
+        since_ms: int | None = None,
+        records_max: int | None = None,
+        until_ms: int | None = None,
     ) -> Iterator[Judged]:
         """Yields the records of the group's log, or of all, to their ends now, each log in order, from the newest
         confirmed snapshot (N9). `since_ms` (since 1970) or, if fewer, `records_max`: from one that leaves none of these
-        out. `back`: every record there is. A second call continues: iterate to the end. Raises HistoryTruncated
-        (N10)."""
+        out. `back`: every record there is. `until_ms`: only what was written by then. A second call continues: iterate
+        to the end. Raises HistoryTruncated (N10)."""
         found = self._ends_of(group)
+        if until_ms is not None:
+            later = self.first_since(found, until_ms + 1)
+            found = {log: Bounds(each.first, min(each.end, later[log])) for log, each in found.items()}
         fresh = [log for log in found if log not in self.worlds]
         first = {} if since_ms is None else self.first_since(fresh, since_ms)
         for log in fresh:
@@ -106,7 +121,7 @@ class Observer:
             if at is not None and records_max is not None:
                 at = max(at, found[log].end - records_max)
             self._begin(log, found[log], back, at)
-        for record in self._records(found):
+        for record in self._records(found, exactly=until_ms is not None):
             yield self._judge(record)
 
     def _ends_of(self, group: str | None) -> dict[int, Bounds]:
@@ -251,11 +266,13 @@ class Observer:
                     yield self._judge(record)
             yield None
 
-    def _records(self, ends: dict[int, Bounds]) -> Iterator[LogRecord]:
-        """Yields the records of these logs from where the last reading of each has ended."""
+    def _records(self, ends: dict[int, Bounds], exactly: bool = False) -> Iterator[LogRecord]:
+        """Yields the records of these logs from where the last reading of each has ended. `exactly`: none beyond the
+        ends, which are read again."""
         for record in self._reader.records({log: bounds.end for log, bounds in ends.items()}, self._next):
-            self._next[record.log] = record.offset + 1
-            yield record
+            if not exactly or record.offset < ends[record.log].end:
+                self._next[record.log] = record.offset + 1
+                yield record
 
     def _world(self, log: int) -> World:
         world = self.worlds.get(log)
@@ -307,15 +324,25 @@ class Observer:
         found = [(log, group) for log, world in self.worlds.items() for group in world.groups.values()]
         return sorted(found, key=lambda pair: pair[1].name)
 
-    def signs_of(self, log: int) -> dict[int, int]:
-        """Returns when each live session was last extended, ms since 1970. Missing if that record was deleted."""
-        groups = self.worlds[log].groups.values() if log in self.worlds else ()
-        sessions = [session for group in groups for session in group.sessions.values()]
-        unseen = {session.extended: session.id for session in sessions if (log, session.id) not in self.extended_ms}
+    def signs_of(self, log: int, group: Group) -> dict[int, int]:
+        """Returns when each live session of a group was last extended, ms since 1970. Missing if that record was
+        deleted."""
+        unseen = {
+            each.extended: each.id
+            for each in group.sessions.values()
+            if (log, each.id) not in self.extended_ms and (log, each.id) not in self._missing
+        }
         if unseen:
             times = self.times_of(log, unseen)
             self.extended_ms |= {(log, unseen[at]): at_ms for at, at_ms in times.items()}
-        return {session: at_ms for (of, session), at_ms in self.extended_ms.items() if of == log}
+            self._missing |= {(log, session) for at, session in unseen.items() if at not in times}
+        return {one: self.extended_ms[log, one] for one in group.sessions if (log, one) in self.extended_ms}
+
+    def forget_ended(self) -> None:
+        """Forgets the signs of life of ended sessions, for a reader that lives long."""
+        live = {(log, session) for log, group in self.groups() for session in group.sessions}
+        self.extended_ms = {key: at_ms for key, at_ms in self.extended_ms.items() if key in live}
+        self._missing &= live
 
     def ends(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Returns the data partitions' ends, as far as Kafka has them; then `topics` has their topics."""
@@ -329,6 +356,22 @@ class Observer:
                 self.topics[topic] = info
                 there += [tp for tp in wanted if 0 <= tp.partition < info.partitions]
         return {tp: bounds.end for tp, bounds in self._reader.admin.bounds(there).items()} if there else {}
+
+    def times_at(
+        self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], timeout_s: float
+    ) -> dict[TopicPartition, int]:
+        """Returns the timestamps, in ms since 1970, of the first messages of one topic at or after `starts`, before
+        `ends`. Raises RangeLost, AccessDenied without the right to read the topic, ClusterUnreachable."""
+        if self._data is None:
+            self._data = self._transport.reader("observer", {})
+        found: dict[TopicPartition, int] = {}
+        for piece in self._data.read(starts, ends, timeout_s):
+            for message in piece:
+                tp = TopicPartition(message.topic() or "", message.partition() or 0)
+                found.setdefault(tp, message.timestamp()[1])
+            if len(found) == len(starts):
+                break
+        return found
 
     def ends_before(
         self, tps: Iterable[TopicPartition], time_ms: int, ends: Mapping[TopicPartition, int]

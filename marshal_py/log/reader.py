@@ -65,7 +65,7 @@ class LogReader:
     def bounds(self, logs: Iterable[int]) -> dict[int, Bounds]:
         """Returns the first and the end offset of each of these logs. Raises ClusterUnreachable."""
         tps = [TopicPartition(self.topic, log) for log in logs]
-        found = self.admin.bounds(tps) if tps else {}
+        found = self.admin.bounds(tps, timeout_s=self.timeout_s) if tps else {}
         return {tp.partition: bounds for tp, bounds in found.items()}
 
     def find_root(self) -> Genesis | None:

@@ -57,6 +57,7 @@ from marshal_py.transport.requests import (
     list_bounds,
     list_offsets,
     text_of,
+    told_offsets,
     wait_until_shown,
 )
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, SAFE_BROKERS, initial_settings, wrong_settings
@@ -287,6 +288,11 @@ class KafkaAdmin:
         isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         within_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
         return list_bounds(self._client, tps, within_s, self._given, isolation=isolation)[0]
+
+    def told_offsets(
+        self, tps: Sequence[TopicPartition], timeout_s: float, *, first: bool = False
+    ) -> dict[TopicPartition, int]:
+        return told_offsets(self._client, tps, min(timeout_s, self._timeout_s), first)
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         self._check_time_lookup()

@@ -101,6 +101,13 @@ class MemoryAdmin:
                     raise ClusterUnreachable("memory", f"the ends of {tp}", "there is no such partition")
             return {tp: self.broker.bounds(tp) for tp in tps}
 
+    def told_offsets(
+        self, tps: Sequence[TopicPartition], timeout_s: float, *, first: bool = False
+    ) -> dict[TopicPartition, int]:
+        with self.broker.lock:
+            bounds = {tp: self.broker.bounds(tp) for tp in tps if self.broker.has(tp)}
+        return {tp: each.first if first else each.end for tp, each in bounds.items()}
+
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         found: dict[TopicPartition, int] = {}
         with self.broker.lock:

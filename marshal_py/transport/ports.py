@@ -285,6 +285,13 @@ class ClusterAdmin(Protocol):
         """Returns first and end offset of each partition; with `committed` the last stable one. Raises
         ClusterUnreachable after the smaller of `timeout_s` and the connection's own time."""
 
+    def told_offsets(
+        self, tps: Sequence[TopicPartition], timeout_s: float, *, first: bool = False
+    ) -> dict[TopicPartition, int]:
+        """Returns each partition's end, or its `first` offset, as far as the cluster tells them within `timeout_s`: it
+        asks once, and one partition without an answer hides no other."""
+        ...
+
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         """Returns each partition's first offset at or after `time_ms` (since 1970), if any. Raises UnsupportedPlatform
         without `time_lookup`."""

@@ -215,6 +215,26 @@ def list_bounds(
     return bounds, [{tp: offset for tp, offset in each.items() if offset >= 0} for each in found]
 
 
+def told_offsets(
+    client: Requester, tps: Sequence[TopicPartition], timeout_s: float, first: bool
+) -> dict[TopicPartition, int]:
+    """Returns ends, or `first` offsets, as ClusterAdmin.told_offsets says."""
+    if not tps:
+        return {}
+    deadline, found = time.monotonic() + timeout_s, dict[TopicPartition, int]()
+    spec = OffsetSpec.earliest() if first else OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    asked = client.list_offsets({KafkaPartition(*tp): spec for tp in tps}, request_timeout=timeout_s)
+    for tp, future in asked.items():
+        with contextlib.suppress(KafkaException, TimeoutError):
+            offset = future.result(max(0.0, deadline - time.monotonic())).offset
+            if offset >= 0:
+                found[TopicPartition(tp.topic, tp.partition)] = offset
+    if len(found) < len(tps):  # so that the next call asks the leaders that there are then
+        missing = {tp.topic for tp in tps if tp not in found}
+        _refresh_leaders(client, missing, max(0.0, deadline - time.monotonic()))
+    return found
+
+
 def ask_any_broker(client: Requester, ask: Callable[[], Future[T]], timeout_s: float) -> T:
     """Returns the result of a request for any broker. librdkafka (2.16) asks the controller of the metadata and
     refreshes these after half a minute, so this does. Raises KafkaException, TimeoutError."""

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.group_info import PauseInfo
 from marshal_py.admin.views.recreated_topics import RecreatedTopic
-from marshal_py.history.consumption_rate import ConsumptionRate
 from marshal_py.protocol.member.waiting import Facts, standstills
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import (
@@ -85,7 +84,6 @@ def test_partitions_that_a_topic_no_longer_has_are_gone(book: DifferentialLog, t
     assert [row.partition for row in shown] == [0, 1]
     assert overview.partitions(book.group) == [ONE, TWO]
     assert {at.partition for at in overview.info(book.group, None, 0, b"", None).positions} <= {0, 1}
-    assert overview.lag(book.group, {ONE: 0, TWO: 0}, ConsumptionRate(), 0).partitions[-1].partition == 1
     assert overview.summary(book.group).partitions == 2
 
 
@@ -127,25 +125,6 @@ def test_partitions_that_the_policy_gives_to_nobody_are_said() -> None:
     assert notices(book, [])[0].endswith("no consumer without conditions has asked for messages for 9 s")
     book.join("local", priority_group="jobs")
     assert notices(book, []) == [], "one of them will own it"
-
-
-def test_lag_and_the_time_that_it_takes(book: DifferentialLog) -> None:
-    class Steady(ConsumptionRate):
-        def per_second(self, group: str, tp: TopicPartition, now_ms: int) -> float:
-            return 4.0 if tp == ONE else 0.0
-
-    found = overview.lag(book.group, {ONE: 150}, Steady(), 0)
-    assert (found.lag, found.per_second, found.time_s) == (20, 4.0, 5.0)
-    assert [row.time_s for row in found.partitions] == [5.0, None, None, None]
-    still = overview.lag(book.group, {ONE: 150}, ConsumptionRate(), 0)
-    assert (still.lag, still.time_s) == (20, None)
-    book.must(Leave(next(iter(book.group.sessions)), "bye"))
-    nobody = overview.lag(book.group, {ONE: 150}, Steady(), 0)
-    assert (nobody.lag, nobody.time_s) == (20, None), "without an owner the position does not move"
-    unknown = overview.lag(book.group, {}, Steady(), 0)
-    assert (unknown.lag, unknown.time_s) == (None, None), "what is not known takes no 0 s"
-    done = overview.lag(book.group, {ONE: 130}, ConsumptionRate(), 0)
-    assert (done.lag, done.time_s) == (0, 0.0)
 
 
 def test_a_pause_whose_time_is_over_says_who_ends_it() -> None:

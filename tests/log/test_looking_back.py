@@ -85,12 +85,14 @@ def test_what_the_state_does_not_hold_is_looked_up(tmp_path: Path) -> None:
     life = Life()
     with observer(life.dump(tmp_path / "dump")) as looking:
         looking.fold()
-        signs = looking.signs_of(0)
+        ((_, group),) = looking.groups()
+        signs = looking.signs_of(0, group)
         assert signs[life.dead] == BEGIN_MS + life.dead * STEP_MS
         assert signs[life.live] == BEGIN_MS + (life.end - 1) * STEP_MS
     with observer(life.dump(tmp_path / "cut", life.snapshots[0])) as looking:
         looking.fold()
-        assert set(looking.signs_of(0)) == {life.live}, "the other record was deleted"
+        ((_, group),) = looking.groups()
+        assert set(looking.signs_of(0, group)) == {life.live}, "the other record was deleted"
     life = Life(paused=True)
     with observer(life.dump(tmp_path / "paused")) as looking:
         looking.fold()

@@ -554,7 +554,11 @@ class AdminPromises(Suite):
     def test_bounds(self, rig: Rig, topic: str) -> None:
         rig.produce(topic, 1, numbered(0, 4))
         tps = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
-        assert rig.transport().admin().bounds(tps) == {tps[0]: Bounds(0, 0), tps[1]: Bounds(0, 4)}
+        admin = rig.transport().admin()
+        assert admin.bounds(tps) == {tps[0]: Bounds(0, 0), tps[1]: Bounds(0, 4)}
+        gone = TopicPartition(f"{topic}-gone", 0)
+        assert admin.told_offsets([gone, *tps], DEADLINE_S) == {tps[0]: 0, tps[1]: 4}, "one that is gone hides no other"
+        assert admin.told_offsets(tps, DEADLINE_S, first=True) == {tps[0]: 0, tps[1]: 0}
 
     def test_what_is_committed_is_found_and_the_rest_left_out(self, rig: Rig, topic: str) -> None:
         group = f"g-{uuid.uuid4().hex}"

@@ -2,4 +2,13 @@
 
 from typing import Final
 
-DOORS: Final = ("diagnosis", "group_info", "looking", "overview", "pause_history", "recreated_topics", "suggestions")
+DOORS: Final = (
+    "diagnosis",
+    "group_info",
+    "health",
+    "looking",
+    "overview",
+    "pause_history",
+    "recreated_topics",
+    "suggestions",
+)

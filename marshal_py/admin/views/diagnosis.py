@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
+from marshal_py.admin.views.group_info import Check
 from marshal_py.admin.views.overview import SKEW_MS, positions
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.errors import first_of
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, Session
-from marshal_py.protocol.member.waiting import NO_FACTS, Facts, fails, standstills
+from marshal_py.protocol.member.waiting import NO_FACTS, Facts, Standstill, fails, standstills
 from marshal_py.protocol.time.failure_detector import shared
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import Join, Snapshot
@@ -42,17 +43,6 @@ TITLES: Final = {  # of a check, by the cause for which nobody consumes; another
     "hangs": "hanging handler",
     "unowned": "unowned partitions",
 }
-
-Level = Literal["ok", "warn", "fail"]
-
-
-class Check(NamedTuple):
-    """The result of one check, shown as one line. `advice` says what to do, "" if nothing is to be done."""
-
-    name: str
-    level: Level
-    found: str
-    advice: str = ""
 
 
 class Study:
@@ -189,42 +179,42 @@ def of_groups(
     for group in groups:
         if group.deleted and group.name != named:
             continue
-        causes = standstills(group, facts.get(group.name, NO_FACTS))
-        failed = fails(group, causes) if group.name == named and not lenient else set()
-        for check in (
-            _orphan(group, study),
-            _empty(group, facts.get(group.name, NO_FACTS)) if group.name == named else None,
-            *(
-                Check(
-                    TITLES.get(one.cause, one.cause),
-                    "fail" if one.cause in failed else "warn",
-                    f"{group.name!r}: {one.text}",
-                    one.advice,
-                )
-                for one in causes
-            ),
-            *_smaller(group, infos),
-        ):
-            if check is not None:
-                sound = False
-                yield check
+        known = facts.get(group.name, NO_FACTS)
+        causes = standstills(group, known)
+        found = of_group(group, infos, causes, not lenient and group.name == named)
+        idle_ms = study.now_ms - study.last_ms.get(group.name, study.now_ms)
+        if not group.sessions and idle_ms > ORPHANED_MS:
+            found.insert(0, _orphan(group, idle_ms))
+        if group.name == named and not (group.sessions or group.deleted or known.lag):
+            text, advice = f"{group.name!r}: no live session", "start a consumer of this group"
+            found.append(Check("no consumer", "warn", text, advice))  # with a lag, `standstills` says it
+        sound = sound and not found
+        yield from found
     if sound:
         yield Check("groups", "ok", "every group is used, and its topics are there")
 
 
-def _orphan(group: Group, study: Study) -> Check | None:
-    idle_ms = study.now_ms - study.last_ms.get(group.name, study.now_ms)
-    if group.sessions or idle_ms <= ORPHANED_MS:
-        return None
+def of_group(
+    group: Group, infos: Mapping[str, TopicInfo | None], causes: Sequence[Standstill], strict: bool = True
+) -> list[Check]:
+    """Returns a check for each of the group's `causes` (`standstills`), and for topics with fewer partitions. `strict`:
+    what stops all of the group fails."""
+    failed = fails(group, causes) if strict else set()
+    found = [
+        Check(
+            TITLES.get(one.cause, one.cause),
+            "fail" if one.cause in failed else "warn",
+            f"{group.name!r}: {one.text}",
+            one.advice,
+        )
+        for one in causes
+    ]
+    return [*found, *_smaller(group, infos)]
+
+
+def _orphan(group: Group, idle_ms: int) -> Check:
     found = f"{group.name!r}: no consumer and no record for {idle_ms // DAY_MS} days; {len(positions(group))} positions"
     return Check("orphaned group", "warn", found, f"marshal groups rm {group.name}, if no consumer comes back")
-
-
-def _empty(group: Group, facts: Facts) -> Check | None:
-    """Checks that a consumer is there, for a user who asks about this group. With a lag, `standstills` says it."""
-    if group.sessions or group.deleted or facts.lag:
-        return None
-    return Check("no consumer", "warn", f"{group.name!r}: no live session", "start a consumer of this group")
 
 
 def _smaller(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:

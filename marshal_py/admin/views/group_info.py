@@ -7,7 +7,7 @@ there None stands for what nobody knows, or what there is not. overview.py makes
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, get_origin, get_type_hints
 
 from msgspec import Struct, to_builtins
 
@@ -239,24 +239,72 @@ class GroupState(Struct, frozen=True):
     notices: tuple[str, ...] = ()
 
 
-class PartitionLag(PartitionState, frozen=True):
-    """A partition, how fast its position moves, and how long it takes to its end."""
+Level = Literal["ok", "warn", "fail"]
+
+
+class Check(Struct, frozen=True):
+    """The result of one check, shown as one line. `advice` says what to do, "" if nothing is to be done."""
+
+    name: str
+    level: Level
+    found: str
+    advice: str = ""
+
+
+class PartitionHealth(PartitionState, frozen=True):
+    """A partition, how fast its position moves, and how long it takes to its end.
+
+    `oldest_s`: the age of its oldest unfinished message; None if nothing waits, or it is unknown. `retention_s`: in how
+    many seconds Kafka may delete that one because of its age, 0 if it has.
+    """
 
     per_second: float
     time_s: float | None
+    oldest_s: float | None
+    retention_s: float | None
 
 
-class GroupLag(Struct, frozen=True):
-    """How far a group is behind. `unknown`: how many partitions have a lag that is not known; it is not in `lag`."""
+class GroupHealth(Struct, frozen=True):
+    """A group: what is wrong (`level`: the worst of `findings`; `notices`: the same in words), who is there, and how
+    far it is behind.
+
+    `causes`: for how many partitions nobody consumes, by cause (operations.md); 1 where it is the whole group, or a
+    consumer. Of the `sessions`, `fresh` and `stale` as MemberInfo says, `witnessed` have a witness; `last_sign_s`: of
+    the one that was heard last. `owned`, `free`, `parked`: partitions. `unknown`: how many partitions have a lag that
+    is not known; it is not in `lag`. `oldest_s`, `retention_s`: the worst of `partitions`. `redelivered`, `advisories`
+    (by kind): since the reader began.
+    """
 
     group: str
+    level: Level
+    findings: tuple[Check, ...]
+    notices: tuple[str, ...]
+    causes: dict[str, int]
+    delivery: str
+    deleted: bool
+    pause: PauseInfo | None
+    sessions: int
+    fresh: int
+    stale: int
+    witnessed: int
+    last_sign_s: float | None
+    owned: int
+    free: int
+    parked: int
     lag: int | None
     unknown: int
-    parked: int
     per_second: float
     time_s: float | None
-    partitions: tuple[PartitionLag, ...]
-    notices: tuple[str, ...] = ()
+    oldest_s: float | None
+    retention_s: float | None
+    redelivered: int
+    advisories: dict[str, int]
+    partitions: tuple[PartitionHealth, ...]
+
+    @property
+    def dead_letters(self) -> int:
+        """Returns how many messages became dead letters since the reader began."""
+        return self.advisories.get("dead_letter", 0)
 
 
 class GroupSummary(Struct, frozen=True):

@@ -30,6 +30,7 @@ class Looking:
         self._pauses: dict[str, PauseHistory] = {}
         self._unanswered: dict[int, Unanswered] = {}  # by log
         self._held_up: dict[tuple[str, TopicPartition], tuple[Note, int]] = {}  # the newest, with its timestamp
+        self._recent: dict[int, tuple[int, int]] = {}  # by log: UNOWNED_MS before a time begins at that offset
         self._first_ms: dict[int, int] = {}  # by log: timestamp of the first record that was read
 
     def read(self, judged: Judged) -> None:
@@ -84,7 +85,7 @@ class Looking:
         pause = overview.pause(group, self.pause_history(log, group), now_ms)
         waiting = overview.free(group, ends or {}, find_recreated(group, self._observer.topics))
         # Who has given no sign of life in all that is kept is silent since that begins.
-        signs = dict.fromkeys(group.sessions, self._first_ms.get(log, now_ms)) | self._observer.signs_of(log)
+        signs = dict.fromkeys(group.sessions, self._first_ms.get(log, now_ms)) | self._observer.signs_of(log, group)
         unanswered = self._unanswered[log].since(group) if log in self._unanswered else {}
         silent = overview.silence(group, signs, now_ms)
         return Facts(
@@ -121,7 +122,9 @@ class Looking:
         lags = overview.free(group, ends)
         if not lags or group.paused or not group.sessions:
             return {}
-        recent = self._observer.first_since([log], now_ms - UNOWNED_MS)[log]
+        if self._recent.get(log, (NONE, NONE))[0] != now_ms:
+            self._recent[log] = now_ms, self._observer.first_since([log], now_ms - UNOWNED_MS)[log]
+        recent = self._recent[log][1]
         oldest: dict[str, int] = {}  # by topic: the oldest live session that reads it
         for session in sorted(group.sessions.keys() - set(silent), reverse=True):
             oldest |= dict.fromkeys(consumed(group.sessions[session].join.topics, group.topics), session)

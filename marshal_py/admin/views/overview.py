@@ -6,16 +6,12 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from msgspec.structs import asdict
-
 from marshal_py.admin.views.group_info import (
     GroupInfo,
-    GroupLag,
     GroupState,
     GroupSummary,
     MemberInfo,
     MemberState,
-    PartitionLag,
     PartitionState,
     PauseInfo,
     PinInfo,
@@ -26,7 +22,6 @@ from marshal_py.admin.views.group_info import (
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, partitions_of
 from marshal_py.errors import GroupMissing, PartitionParked
-from marshal_py.history.consumption_rate import ConsumptionRate
 from marshal_py.protocol.fold.policies import KNOWN, policy_of
 from marshal_py.protocol.fold.world import Group, Partition, Session
 from marshal_py.protocol.member.group_settings import settings_of
@@ -394,12 +389,16 @@ def state(
         opaque_at=group.opaque_at if group.opaque_at != NONE else None,
         pause=pause(group, pause_history, round(now_ms)),
         sessions=tuple(sorted(members(group, extended_ms, now_ms), key=lambda member: member.session)),
-        partitions=tuple(_partition(group, tp, ends.get(tp), recreated) for tp in partitions(group)),
+        partitions=tuple(partition_state(group, tp, ends.get(tp), recreated) for tp in partitions(group)),
         notices=tuple(map(str, notices)),
     )
 
 
-def _partition(group: Group, tp: TopicPartition, end: int | None, recreated: Collection[str]) -> PartitionState:
+def partition_state(
+    group: Group, tp: TopicPartition, end: int | None, recreated: Collection[str] = ()
+) -> PartitionState:
+    """Returns what log and cluster say about a partition. Its lag is None without a position or an end, beyond the end,
+    after lost records, and for a topic that was created again."""
     known = group.partitions.get(tp)
     owned = known is not None and known.owner != NONE
     position = known.position if known is not None and known.position != NONE else None
@@ -418,38 +417,4 @@ def _partition(group: Group, tp: TopicPartition, end: int | None, recreated: Col
         end=end,
         lag=None if unknown or end is None or position is None else end - position,
         parked=why or None,
-    )
-
-
-def lag(
-    group: Group,
-    ends: Mapping[TopicPartition, int],
-    rate: ConsumptionRate,
-    now_ms: int,
-    recreated: Collection[str] = (),
-    notices: Iterable[object] = (),
-) -> GroupLag:
-    """Returns the lag per partition and in total, and `time_s` to catch up at the last minute's speed, None where
-    nothing moves or nobody owns it. A lag is None without a position or an end, beyond the end, after lost records, and
-    for topics created again; `unknown` counts these, and the total leaves them out."""
-    rows = []
-    for tp in partitions(group):
-        if tp.partition >= 0:
-            row = _partition(group, tp, ends.get(tp), recreated)
-            speed, behind = rate.per_second(group.name, tp, now_ms), row.lag
-            moves = speed > 0 and row.owner is not None
-            time_s = None if behind is None else 0.0 if not behind else round(behind / speed, 1) if moves else None
-            rows.append(PartitionLag(**asdict(row), per_second=round(speed, 1), time_s=time_s))
-    known = [row.lag for row in rows if row.lag is not None]
-    times = [row.time_s for row in rows if row.lag is not None]
-    moving = [time_s for time_s in times if time_s is not None]
-    return GroupLag(
-        group=group.name,
-        lag=sum(known) if known or not rows else None,
-        unknown=len(rows) - len(known),
-        parked=sum(row.parked is not None for row in rows),
-        per_second=round(sum(row.per_second for row in rows), 1),
-        time_s=None if None in times or (rows and not known) else max(moving, default=0.0),
-        partitions=tuple(rows),
-        notices=tuple(map(str, notices)),
     )

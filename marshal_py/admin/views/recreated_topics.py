@@ -40,9 +40,9 @@ class RecreatedTopic(NamedTuple):
 def find_recreated(group: Group, infos: Mapping[str, TopicInfo]) -> dict[str, RecreatedTopic]:
     """Returns, by name, the topics of `infos` that were created again, as far as both ids are known (D10)."""
     found = {}
-    for topic, info in infos.items():
-        known = group.topics.get(topic)
-        if known is not None and "" not in (known.id, info.topic_id) and known.id != info.topic_id:
+    for topic, known in group.topics.items():
+        info = infos.get(topic)
+        if info is not None and "" not in (known.id, info.topic_id) and known.id != info.topic_id:
             kept = sum(
                 tp.topic == topic and tp.partition >= 0 and partition.position != NONE
                 for tp, partition in group.partitions.items()

@@ -1,0 +1,332 @@
+"""Watches groups: reads the logs once, and then, refresh by refresh, what is new in them and what the cluster says.
+
+A refresh costs what has changed: records are folded as they come, the ends of data partitions are asked for in one
+request and in turn if there are very many, and why nobody consumes is looked at again when the group changed, else
+every FINDINGS_MS. The age of a message is known from the ends that were seen before; only of what had arrived before
+the first refresh the record is read. It writes nothing and joins no group. One thread at a time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from marshal_py.admin.views import diagnosis, health, overview
+from marshal_py.admin.views.group_info import Check, GroupHealth, MemberInfo, PartitionHealth
+from marshal_py.admin.views.health import DataFacts, Tally
+from marshal_py.admin.views.looking import Looking
+from marshal_py.admin.views.recreated_topics import find_recreated
+from marshal_py.errors import AccessDenied, ClusterUnreachable, MarshalError, RangeLost
+from marshal_py.history.advisories import Advisories
+from marshal_py.history.consumption_rate import WINDOW_MS, ConsumptionRate
+from marshal_py.log.observer import Judged, Observer
+from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.member.waiting import Standstill, standstills
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.transport.ports import TopicInfo
+
+RATE_RECORDS: Final = 16_384  # tell the speed well; a busy log may have many more in a minute
+SAMPLE_MS: Final = 5_000  # of the speed: 13 samples per partition, because there may be thousands of partitions
+FINDINGS_MS: Final = 5_000  # why nobody consumes a group that did not change changes by silence alone
+ANSWER_S: Final = 5.0  # for the offsets of data partitions; then the last ones stay
+ENDS_MAX: Final = 2_000  # partitions per refresh: their answers take some 20 ms of a core
+FIRSTS_MAX: Final = 500  # first offsets move slowly
+TOPIC_MS: Final = 30_000  # a topic is described again after so long
+TOPICS_MAX: Final = 20  # of these per refresh
+SETTINGS_MS: Final = 600_000  # a topic's retention is asked for again after so long
+SETTINGS_MAX: Final = 4  # of these per refresh
+READS_MAX: Final = 8  # topics per refresh of which messages are read for their timestamps
+ARRIVALS_MAX: Final = 32  # ends that are kept of a partition: newer ones near each other, older ones far apart
+NEAR: Final = 2_000  # offsets from a position within which there is a message, unless transactions left a gap
+
+
+class Watch:
+    """The picture of all groups of a coordination topic, or of one.
+
+    - `as_of_ms`: when the picture was made, in ms since 1970; in a dump its newest record's time. 0: never yet.
+    - `problem`: why the last refresh failed; "" if the picture is fresh.
+    - `observer`: what reads the logs; None before the first refresh, and after some errors.
+    """
+
+    def __init__(
+        self, open_observer: Callable[[], Observer], group: str | None = None, in_cluster: bool = True
+    ) -> None:
+        """`open_observer`: called by the first refresh, and again by one after an error that a new reader may not have.
+        `in_cluster`: False for a dump, which says nothing about data topics."""
+        self.as_of_ms: int = 0
+        self.problem: str = ""
+        self.observer: Observer | None = None
+        self._open_observer, self._group, self._in_cluster = open_observer, group, in_cluster
+        self._groups: tuple[GroupHealth, ...] = ()
+        self._forgot_ms = 0
+
+    def close(self) -> None:
+        observer, self.observer = self.observer, None
+        if observer is not None:
+            observer.close()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- the picture
+
+    def groups(self) -> tuple[GroupHealth, ...]:
+        """Returns the groups of the last refresh that succeeded, by name, without deleted ones."""
+        return self._groups
+
+    def partitions(self, group: str) -> tuple[PartitionHealth, ...]:
+        """Returns the partitions of a group; () for one that is not there."""
+        return next((found.partitions for found in self._groups if found.group == group), ())
+
+    def members(self, group: str) -> tuple[MemberInfo, ...]:
+        """Returns the live sessions of a group as of the last refresh; () for one that is not there."""
+        observer = self.observer
+        for log, found in observer.groups() if observer is not None else ():
+            if observer is not None and found.name == group:
+                return overview.members(found, observer.signs_of(log, found), self.as_of_ms)
+        return ()
+
+    def tally(self, group: str) -> Tally:
+        """Returns what was counted of a group since the first refresh."""
+        return self._tallies.setdefault(group, Tally())
+
+    def refresh(self, until_ms: int | None = None) -> None:
+        """Brings the picture up to date; `until_ms`: as it was at that time, of a dump, and never back in time. If that
+        fails, it raises the MarshalError, the picture stays, and the next refresh continues."""
+        try:
+            if self.observer is None:
+                self._open()
+            now_ms = self._fold(until_ms)
+            if self._in_cluster:
+                self._data.look_up([group for _, group in self._live()], self._tps, now_ms)
+            self._groups = tuple(self._picture(now_ms))
+        except MarshalError as error:
+            self.problem = str(error)
+            if not isinstance(error, ClusterUnreachable):
+                self.close()
+            raise
+        self.as_of_ms, self.problem = now_ms, ""
+        assert self.observer is not None
+        if self.observer.root is None:
+            self.close()  # nobody has begun here; a new reader finds the first consumer
+        elif now_ms - self._forgot_ms >= WINDOW_MS:
+            self._forgot_ms = now_ms
+            self.observer.forget_ended()
+
+    def _open(self) -> None:
+        self.observer = self._open_observer()
+        self._looking, self._rate = Looking(self.observer), ConsumptionRate(SAMPLE_MS)
+        self._data = _DataTopics(self.observer)
+        self._advisories: dict[int, Advisories] = {}  # by log
+        self._tallies: dict[str, Tally] = {}
+        self._known_tps: dict[str, tuple[tuple[int, int], list[TopicPartition]]] = {}
+        self._judged: dict[str, _Judgement] = {}
+        self._newest_ms = 0
+
+    def _fold(self, until_ms: int | None) -> int:
+        """Reads what is new, and returns the time of the picture."""
+        observer = self.observer
+        assert observer is not None
+        since_ms = (observer.as_of_ms if until_ms is None else until_ms) - WINDOW_MS
+        for judged in observer.read(self._group, since_ms=since_ms, records_max=RATE_RECORDS, until_ms=until_ms):
+            self._read(observer, judged)
+        return observer.as_of_ms if self._in_cluster else max(self._newest_ms, until_ms or 0)
+
+    def _read(self, observer: Observer, judged: Judged) -> None:
+        record, verdict = judged
+        self._looking.read(judged)
+        self._newest_ms = max(self._newest_ms, record.timestamp_ms)
+        world = observer.worlds[record.log]
+        group = world.groups.get(verdict.group)
+        advisories = self._advisories.get(record.log)
+        if advisories is None:
+            self._advisories[record.log] = Advisories(world)
+        if group is not None:
+            self._rate.read(group, verdict, record.timestamp_ms)
+            told = advisories.read(group, verdict, record.timestamp_ms) if advisories is not None else ()
+            self.tally(group.name).read(group, verdict, record.timestamp_ms, told)
+
+    def _live(self) -> list[tuple[int, Group]]:
+        assert self.observer is not None
+        return [
+            (log, group)
+            for log, group in self.observer.groups()
+            if group.name == self._group or (self._group is None and not group.deleted)
+        ]
+
+    def _tps(self, group: Group) -> list[TopicPartition]:
+        size = group.shape, len(group.partitions)
+        kept = self._known_tps.get(group.name)
+        if kept is None or kept[0] != size:
+            kept = size, [tp for tp in overview.partitions(group) if tp.partition >= 0]
+            self._known_tps[group.name] = kept
+        return kept[1]
+
+    def _picture(self, now_ms: int) -> Iterator[GroupHealth]:
+        assert self.observer is not None
+        data = self._data.facts
+        for number, (log, group) in enumerate(self._live()):
+            recreated = find_recreated(group, self.observer.topics)
+            judged = self._judged.get(group.name)
+            if judged is None or judged.shape != group.shape or now_ms - judged.at_ms >= FINDINGS_MS:
+                spread_ms = number * FINDINGS_MS // 7 % FINDINGS_MS if judged is None else 0  # not all at once later
+                judged = self._judge(log, group, now_ms)._replace(at_ms=now_ms - spread_ms)
+                self._judged[group.name] = judged
+            rows = tuple(
+                [health.partition_health(group, tp, data, self._rate, now_ms, recreated) for tp in self._tps(group)]
+            )
+            history = self._looking.pause_history(log, group) if group.paused else None
+            pause, signs_ms = overview.pause(group, history, now_ms), self.observer.signs_of(log, group)
+            told = judged.findings, judged.causes, judged.notices
+            yield health.group_health(group, *told, signs_ms, pause, self.tally(group.name), rows, now_ms)
+
+    def _judge(self, log: int, group: Group, now_ms: int) -> _Judgement:
+        """Returns why nobody consumes, and what is wrong besides, by the judgement of `marshal doctor`."""
+        assert self.observer is not None
+        infos, ends = self._data.infos, self._data.facts.ends
+        gone = [topic for topic in sorted(group.topics) if topic in infos and infos[topic] is None]
+        stopped = overview.stopped(group, find_recreated(group, self.observer.topics), ends)
+        causes = standstills(group, self._looking.facts(log, group, now_ms, stopped, gone, ends))
+        held_up = self._looking.held_up(group, now_ms)
+        findings = [*diagnosis.of_group(group, infos, causes), *(Check("held up", "warn", text) for text in held_up)]
+        return _Judgement(now_ms, group.shape, causes, tuple(findings), (*map(str, causes), *held_up))
+
+
+class _Judgement(NamedTuple):
+    """What is wrong with a group, as it was at a time, and with this shape."""
+
+    at_ms: int
+    shape: int
+    causes: Sequence[Standstill]
+    findings: tuple[Check, ...]
+    notices: tuple[str, ...]
+
+
+class _DataTopics:
+    """What the cluster says about the topics that groups consume. `infos`: by topic that this client may describe; None
+    for one that is gone."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.facts = DataFacts()
+        self.infos: dict[str, TopicInfo | None] = {}
+        self._observer = observer
+        self._described_ms: dict[str, int] = {}
+        self._settings_ms: dict[str, int] = {}
+        self._read_ms: dict[str, int] = {}
+        self._turns = {"ends": 0, "firsts": 0}
+        self._arrivals: dict[TopicPartition, array[int]] = {}  # times and ends in turn
+        self._read: dict[tuple[str, TopicPartition], tuple[int, int]] = {}  # position, and its message's timestamp
+
+    def look_up(self, groups: Iterable[Group], tps_of: Callable[[Group], list[TopicPartition]], now_ms: int) -> None:
+        """Asks the cluster. Raises ClusterUnreachable."""
+        self._describe({topic for group in groups for topic in group.topics}, now_ms)
+        there = dict.fromkeys(tp for group in groups for tp in tps_of(group) if self._has(tp))
+        facts, told = self.facts, self._observer.admin.told_offsets
+        ends = told(self._turn("ends", list(there), ENDS_MAX), ANSWER_S)
+        facts.ends = {tp: end for tp, end in facts.ends.items() if tp in there} | ends
+        for tp, end in ends.items():
+            self._note(tp, end, now_ms)
+        behind = [
+            (group, known.tp, known.position)
+            for group in groups
+            for known in group.partitions.values()
+            if NONE < known.position < facts.ends.get(known.tp, NONE)
+        ]
+        wanted = list(dict.fromkeys(tp for _, tp, _ in behind))
+        firsts = told(self._turn("firsts", wanted, FIRSTS_MAX), ANSWER_S, first=True)
+        facts.firsts = {tp: first for tp, first in facts.firsts.items() if tp in there} | firsts
+        self._ask_retention({tp.topic for tp in wanted}, now_ms)
+        facts.oldest_ms = self._oldest(behind, now_ms)
+
+    def _has(self, tp: TopicPartition) -> bool:
+        info = self.infos.get(tp.topic)
+        return info is not None and tp.partition < info.partitions
+
+    def _turn(self, what: str, tps: list[TopicPartition], most: int) -> list[TopicPartition]:
+        """Returns `most` of these partitions at most; the next call returns the following ones."""
+        if len(tps) <= most:
+            return tps
+        at = self._turns[what] % len(tps)
+        self._turns[what] = at + most
+        return [*tps[at : at + most], *tps[: max(0, at + most - len(tps))]]
+
+    def _due(self, topics: Iterable[str], asked_ms: dict[str, int], now_ms: int, every_ms: int, most: int) -> list[str]:
+        """Returns the topics that were asked about longest ago."""
+        due = sorted((asked_ms.get(topic, 0), topic) for topic in topics)
+        return [topic for at_ms, topic in due if now_ms - at_ms >= every_ms][:most]
+
+    def _describe(self, topics: set[str], now_ms: int) -> None:
+        new = topics - self._described_ms.keys()
+        for topic in self._due(topics, self._described_ms, now_ms, TOPIC_MS, max(len(new), TOPICS_MAX)):
+            with suppress(AccessDenied):
+                info = self.infos[topic] = self._observer.admin.describe_topic(topic)
+                self._observer.topics.pop(topic, None)
+                if info is not None:
+                    self._observer.topics[topic] = info
+            self._described_ms[topic] = now_ms
+
+    def _ask_retention(self, topics: set[str], now_ms: int) -> None:
+        for topic in self._due(topics, self._settings_ms, now_ms, SETTINGS_MS, SETTINGS_MAX):
+            self.facts.retention_ms.pop(topic, None)
+            with suppress(AccessDenied):
+                found = self._observer.admin.settings(topic)
+                keep_ms = int(found.get("retention.ms", NONE))
+                if keep_ms >= 0 and "delete" in found.get("cleanup.policy", "delete"):
+                    self.facts.retention_ms[topic] = keep_ms
+            self._settings_ms[topic] = now_ms
+
+    # --- when messages arrived
+
+    def _note(self, tp: TopicPartition, end: int, now_ms: int) -> None:
+        kept = self._arrivals.get(tp)
+        if kept is None or end < kept[-1]:
+            self._arrivals[tp] = array("q", (now_ms, end))
+        elif end > kept[-1]:
+            kept.extend((now_ms, end))
+            if len(kept) > 2 * ARRIVALS_MAX:
+                pairs = list(zip(kept[::2], kept[1::2], strict=True))
+                half = ARRIVALS_MAX // 2
+                self._arrivals[tp] = array("q", [each for pair in pairs[:half:2] + pairs[half:] for each in pair])
+
+    def _arrived_ms(self, tp: TopicPartition, offset: int) -> int | None:
+        """Returns when the message at an offset was seen to be there; None if it was there before."""
+        kept = self._arrivals.get(tp, ())
+        at = bisect_right(kept[1::2], offset)
+        return kept[2 * at] if 0 < at < len(kept) // 2 else None
+
+    def _oldest(
+        self, behind: Iterable[tuple[Group, TopicPartition, int]], now_ms: int
+    ) -> dict[tuple[str, TopicPartition], int]:
+        """Returns the timestamps of the oldest unfinished messages, as far as known."""
+        found: dict[tuple[str, TopicPartition], int] = {}
+        unread: dict[str, dict[TopicPartition, tuple[str, int]]] = {}
+        for group, tp, position in behind:
+            key = group.name, tp
+            arrived_ms = self._arrived_ms(tp, position)
+            if arrived_ms is not None:
+                found[key] = arrived_ms
+                self._read.pop(key, None)
+                continue
+            if key in self._read:
+                found[key] = self._read[key][1]
+            if key not in self._read or self._read[key][0] != position:
+                unread.setdefault(tp.topic, {}).setdefault(tp, (group.name, position))
+        for topic in self._due(unread, self._read_ms, now_ms, 0, READS_MAX):
+            starts = {tp: max(at, self.facts.firsts.get(tp, at)) for tp, (_, at) in unread[topic].items()}
+            ends = {tp: min(self.facts.ends[tp], start + NEAR) for tp, start in starts.items()}
+            starts = {tp: start for tp, start in starts.items() if start < ends[tp]}
+            times_ms: dict[TopicPartition, int] = {}
+            with suppress(AccessDenied, RangeLost, ClusterUnreachable):
+                times_ms = self._observer.times_at(starts, ends, ANSWER_S) if starts else {}
+            self._read_ms[topic] = now_ms if times_ms else now_ms + TOPIC_MS  # not allowed, or its leader is away
+            for tp, at_ms in times_ms.items():
+                name, position = unread[topic][tp]
+                self._read[name, tp] = position, at_ms
+                found[name, tp] = at_ms
+        return found

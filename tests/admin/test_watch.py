@@ -1,0 +1,201 @@
+"""The watch over a log in memory: what a refresh finds, what it asks, and what stays during an outage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from marshal_py.admin.watch import ARRIVALS_MAX, Watch
+from marshal_py.errors import ClusterUnreachable
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import ClaimState, Heartbeat, Leave
+from marshal_py.transport.clock import SystemClock
+from tests.support.written_log import WrittenLog
+
+BEGAN_MS = SystemClock().now().wall_ms - 60_000
+
+
+class Scene(WrittenLog):
+    """A log, a watch over it, and its clock, which the test moves."""
+
+    def __init__(self) -> None:
+        super().__init__(BEGAN_MS)
+        self.watch = Watch(self._open)
+        self.asked: list[int] = []  # how many partitions each request was for
+
+    def _open(self) -> Any:
+        observer = self.observer()
+        told = observer.admin.told_offsets
+
+        def counted(tps: Any, timeout_s: float, *, first: bool = False) -> Any:
+            self.asked.append(len(tps))
+            return told(tps, timeout_s, first=first)
+
+        observer.admin.told_offsets = counted  # type: ignore[method-assign]
+        return observer
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    scene = Scene()
+    with scene.watch:
+        yield scene
+
+
+def test_a_refresh_shows_what_is_new(scene: Scene) -> None:
+    session, epochs = scene.own("billing", "billing-1", "orders", 2, witness="parent")
+    scene.own("audit", "audit-1", "orders", 2)
+    scene.watch.refresh()
+    audit, billing = scene.watch.groups()
+    assert (billing.group, billing.lag, billing.oldest_s, billing.owned, billing.witnessed) == (
+        "billing",
+        0,
+        None,
+        2,
+        1,
+    )
+    scene.fill("orders", 1, 3)
+    scene.watch.refresh()
+    audit, billing = scene.watch.groups()
+    assert (billing.lag, audit.lag) == (3, 3)
+    assert billing.oldest_s == 0.0, "it was seen to arrive just now, whatever its timestamp says"
+    scene.write(Heartbeat(session, 1, (ClaimState(epochs[1], 3),)), "billing")
+    scene.watch.refresh()
+    audit, billing = scene.watch.groups()
+    assert (billing.lag, audit.lag) == (0, 3)
+    assert [row.position for row in scene.watch.partitions("billing")] == [0, 3]
+    (member,) = scene.watch.members("billing")
+    assert (member.client_id, member.state) == ("billing-1", "stale"), "its records are a minute old"
+    assert scene.watch.partitions("nobody") == scene.watch.members("nobody") == ()
+
+
+def test_of_what_was_there_before_the_record_is_read(scene: Scene) -> None:
+    session, epochs = scene.own("billing", "billing-1", "orders", 1)
+    scene.fill("orders", 0, 2)
+    scene.now_ms += 20_000
+    scene.fill("orders", 0, 2)
+    scene.watch.refresh()
+    (billing,) = scene.watch.groups()
+    assert billing.oldest_s is not None
+    assert billing.oldest_s >= 60
+    scene.write(Heartbeat(session, 1, (ClaimState(epochs[0], 2),)), "billing")
+    scene.watch.refresh()
+    (later,) = scene.watch.groups()
+    assert later.oldest_s is not None
+    assert 40 <= later.oldest_s < billing.oldest_s
+
+
+def test_retention_is_that_of_the_topic(scene: Scene) -> None:
+    scene.own("billing", "billing-1", "orders", 1)
+    scene.broker.settings["orders"] |= {"retention.ms": "3600000", "cleanup.policy": "delete"}
+    scene.fill("orders", 0, 2)
+    scene.watch.refresh()
+    (billing,) = scene.watch.groups()
+    assert billing.oldest_s is not None
+    assert billing.retention_s == pytest.approx(3_600 - billing.oldest_s)
+
+
+def test_what_is_wrong_is_what_doctor_says(scene: Scene) -> None:
+    session, _ = scene.own("billing", "billing-1", "orders", 1)
+    scene.watch.refresh()
+    (billing,) = scene.watch.groups()
+    assert (billing.level, [check.name for check in billing.findings]) == ("fail", ["silent consumer"])
+    assert list(billing.causes) == ["silent"]
+    scene.write(Leave(session), "billing")
+    scene.fill("orders", 0, 2)
+    scene.watch.refresh()
+    (billing,) = scene.watch.groups()
+    assert list(billing.causes) == ["no_consumer"], "a change of the group is judged at once"
+    assert "2 messages wait" in billing.notices[0]
+    assert scene.watch.tally("billing").advisories["left"] == 1
+
+
+def test_an_outage_keeps_the_picture_and_says_since_when(scene: Scene) -> None:
+    scene.own("billing", "billing-1", "orders", 1)
+    scene.watch.refresh()
+    shown, as_of_ms = scene.watch.groups(), scene.watch.as_of_ms
+    scene.transport.connection.cut = True
+    with pytest.raises(ClusterUnreachable):
+        scene.watch.refresh()
+    assert scene.watch.problem
+    assert (scene.watch.groups(), scene.watch.as_of_ms) == (shown, as_of_ms)
+    scene.transport.connection.cut = False
+    scene.own("audit", "audit-1", "orders", 1)
+    scene.watch.refresh()
+    assert scene.watch.problem == ""
+    assert [group.group for group in scene.watch.groups()] == ["audit", "billing"]
+
+
+def test_a_topic_that_is_gone_hides_no_other(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.own("billing", "billing-1", "orders", 1)
+    scene.own("audit", "audit-1", "events", 1)
+    scene.watch.refresh()
+    scene.broker.delete_topic("orders")
+    scene.fill("events", 0, 5)
+    scene.watch.refresh()
+    assert [group.lag for group in scene.watch.groups()] == [5, 0], "the last end stays until the topic is looked at"
+    monkeypatch.setattr("marshal_py.admin.watch.TOPIC_MS", 0)
+    monkeypatch.setattr("marshal_py.admin.watch.FINDINGS_MS", 0)
+    scene.watch.refresh()
+    audit, billing = scene.watch.groups()
+    assert (audit.lag, billing.lag, billing.unknown) == (5, None, 1)
+    assert "topic_gone" in billing.causes
+
+
+def test_many_partitions_are_asked_in_turn(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marshal_py.admin.watch.ENDS_MAX", 3)
+    scene.own("billing", "billing-1", "orders", 5)
+    for number in range(5):
+        scene.fill("orders", number, 1)
+    scene.watch.refresh()
+    (billing,) = scene.watch.groups()
+    assert (billing.lag, billing.unknown) == (3, 2)
+    scene.watch.refresh()
+    (billing,) = scene.watch.groups()
+    assert (billing.lag, billing.unknown) == (5, 0)
+    assert max(scene.asked) == 5, "first offsets, of those that are behind"
+    assert scene.asked[::2] == [3, 3]
+
+
+def test_ends_that_were_seen_are_kept_sparsely(scene: Scene) -> None:
+    scene.own("billing", "billing-1", "orders", 1)
+    scene.watch.refresh()
+    data, tp = scene.watch._data, TopicPartition("orders", 0)
+    for end in range(1, 2_000):
+        data._note(tp, end, 1_000 * end)
+    assert len(data._arrivals[tp]) <= 2 * ARRIVALS_MAX + 2
+    for offset in (1_990, 1_900, 1_500, 1_000):
+        seen_ms = data._arrived_ms(tp, offset)
+        assert seen_ms is not None
+        assert 0 <= seen_ms / 1000 - (offset + 1) <= (2_000 - offset), "the older, the less exactly"
+    assert data._arrived_ms(tp, 5_000) is None
+
+
+def test_a_dump_is_shown_as_it_was_at_a_time(scene: Scene) -> None:
+    session, epochs = scene.own("billing", "billing-1", "orders", 1)
+    for sequence in range(1, 4):
+        scene.now_ms += 1_000
+        scene.write(Heartbeat(session, sequence, (ClaimState(epochs[0], 10 * sequence),)), "billing")
+    with Watch(scene.observer, in_cluster=False) as past:
+        for back_ms, position in ((2_000, 10), (1_000, 20), (0, 30)):
+            past.refresh(scene.now_ms - back_ms)
+            (billing,) = past.groups()
+            assert billing.partitions[0].position == position
+            assert (billing.lag, billing.causes, billing.fresh) == (None, {}, 1)
+        past.refresh()
+        assert past.as_of_ms == scene.now_ms
+
+
+def test_a_topic_in_which_nobody_has_begun_is_looked_at_again() -> None:
+    scene = Scene()
+    root = scene.broker.topics["__marshal"][0][0]
+    scene.broker.topics["__marshal"][0].clear()
+    with scene.watch as watch:
+        watch.refresh()
+        assert watch.groups() == ()
+        scene.broker.topics["__marshal"][0].append(root)
+        scene.own("billing", "billing-1", "orders", 1)
+        watch.refresh()
+        assert [group.group for group in watch.groups()] == ["billing"]
