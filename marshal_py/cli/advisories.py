@@ -10,7 +10,16 @@ import msgspec
 import typer
 
 from marshal_py.cli import output
-from marshal_py.cli.options import NOBODY, ReadOptions, Since, command, require_group, say_where_it_begins, since_of
+from marshal_py.cli.options import (
+    NOBODY,
+    ReadOptions,
+    Since,
+    Until,
+    command,
+    require_group,
+    say_where_it_begins,
+    since_of,
+)
 from marshal_py.history.advisories import to_text
 from marshal_py.log.observer import Judged
 from marshal_py.protocol.fold.world import World
@@ -31,6 +40,7 @@ def advisories(
         ),
     ] = None,
     since: Since = None,
+    until: Until = None,
     kind: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,15 +54,19 @@ def advisories(
 
     Every reader of the log sees the same, also about the past. With --json one object per line.
     """
+    if until is not None and follow:
+        raise typer.BadParameter("--until goes without --follow")
     kinds = _kinds(kind or [])
     with output.until_interrupted(follow), options.observer() as observer:
         if observer.root is None:
             output.say(NOBODY)
 
         def told(world: World, records: Iterator[Judged]) -> Iterator[Advisory]:
-            yield from _wanted(observer.told(group, world, records), kinds)
+            for one in _wanted(observer.told(group, world, records), kinds):
+                if until_ms is None or one.time_ms <= until_ms:
+                    yield one
 
-        since_ms = since_of(since)
+        since_ms, until_ms = since_of(since), since_of(until)
         found = observer.newest(group, told, count, since_ms)
         require_group(observer, group, follow and options.dump is None)
         say_where_it_begins(observer)

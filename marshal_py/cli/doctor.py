@@ -33,6 +33,9 @@ def doctor(
         str | None,
         typer.Option("--as", metavar="ROLE", help="consumer, admin or observer: a right that it lacks is a failure."),
     ] = None,
+    fail_on: Annotated[
+        str, typer.Option("--fail-on", metavar="LEVEL", help="`warn`: a warning, too, ends in exit code 1.")
+    ] = "fail",
 ) -> None:
     """Check the connection, the coordination topic, this client's rights, clocks, versions, groups and growth.
 
@@ -46,6 +49,8 @@ def doctor(
         raise typer.BadParameter("a dump says nothing about rights: --dump goes without GROUP, --topic and --as")
     if role is not None and role not in permissions.ROLES:
         raise typer.BadParameter("--as takes " + ", ".join(permissions.ROLES))
+    if fail_on not in ("fail", "warn"):
+        raise typer.BadParameter("--fail-on takes fail or warn")
     checks = []
     examination = Examination(
         options.coordination_topic, group, topics or [], [role] if role else [], strict=role is not None
@@ -59,9 +64,9 @@ def doctor(
         if not options.as_json:
             advice = f"  -> {check.advice}" if check.advice else ""
             print(f"{check.level:4}  {check.name}: {check.found}{advice}", flush=True)
-    ok = all(check.level != "fail" for check in checks)
+    failing = ("fail",) if fail_on == "fail" else ("fail", "warn")
+    failed = [check.name for check in checks if check.level in failing]
     if options.as_json:
-        output.print_json({"ok": ok, "checks": checks})
-    if not ok:
-        failed = ", ".join(check.name for check in checks if check.level == "fail")
-        raise output.CommandFailed(f"failed: {failed}")
+        output.print_json({"ok": not failed, "checks": checks})
+    if failed:
+        raise output.CommandFailed(f"failed: {', '.join(failed)}")

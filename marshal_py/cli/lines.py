@@ -62,7 +62,8 @@ def as_bytes(content: Any) -> bytes:
 
 def as_json(message: Message) -> bytes:
     """Returns one line of JSON with everything that the message has."""
-    return json.dumps(content(message, str(message.token)), ensure_ascii=False).encode() + b"\n"
+    told = {**content(message, str(message.token)), "delivery_count": message.delivery_count}
+    return json.dumps(told, ensure_ascii=False).encode() + b"\n"
 
 
 def content(message: Message | StoredMessage, token: str | None = None) -> dict[str, Any]:

@@ -86,6 +86,9 @@ Since = Annotated[
         help='Only from then on: ISO-8601, UTC without a zone; or "1m ago".',
     ),
 ]
+Until = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", callback=check_time, help="Only up to then, as --since.")
+]
 DumpFile = Annotated[
     Path | None,
     typer.Option("--dump", metavar="FILE", help="Read this dump (`marshal log dump`) instead of a cluster."),

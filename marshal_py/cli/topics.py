@@ -12,7 +12,7 @@ from msgspec import structs
 from marshal_py.admin.group import group_names
 from marshal_py.cli import output
 from marshal_py.cli.changes import Yes, ask
-from marshal_py.cli.options import CommonOptions, TopicName, check_time, command
+from marshal_py.cli.options import CommonOptions, TopicName, check_time, command, number_or_none
 from marshal_py.errors import CoordinationTopicMissing
 from marshal_py.topics import changes
 from marshal_py.topics.purging import info_of
@@ -50,23 +50,40 @@ def ls(options: CommonOptions) -> None:
 @app.command("info", epilog=INFO_EXAMPLE)
 @command
 def info(options: CommonOptions, topic: TopicName) -> None:
-    """Show a topic's partitions with their first and end offsets, and its settings."""
-    source = Topic(options.transport(), topic)
+    """Show a topic's partitions with their first and end offsets, leaders and replicas, and its settings."""
+    transport = options.transport()
+    source, admin = Topic(transport, topic), transport.admin()
     try:
-        found = source.info()
+        found, brokers = source.info(), admin.replicas(topic)
     finally:
         source.close()
+        admin.close()
     if options.as_json:
         partitions = [
-            {"partition": number, "first": first, "end": end} for number, (first, end) in found.partitions.items()
+            {
+                "partition": number,
+                "first": first,
+                "end": end,
+                "leader": number_or_none(brokers[number].leader),
+                "replicas": brokers[number].all,
+                "isr": brokers[number].in_sync,
+            }
+            for number, (first, end) in found.partitions.items()
         ]
         output.print_json({**structs.asdict(found), "partitions": partitions})
         return
-    rows = ((number, first, end, end - first) for number, (first, end) in found.partitions.items())
-    output.print_table(("partition", "first", "end", "offsets"), rows)
+    rows = (
+        (number, first, end, end - first, number_or_none(brokers[number].leader), *map(_numbers, brokers[number][1:]))
+        for number, (first, end) in found.partitions.items()
+    )
+    output.print_table(("partition", "first", "end", "offsets", "leader", "replicas", "in sync"), rows)
     print(f"topic {topic}: {len(found.partitions)} partitions, {found.offsets} offsets, id {found.topic_id or '-'}")
     for name, value in sorted(found.settings.items()):
         print(f"  {name}={value}")
+
+
+def _numbers(brokers: Sequence[int]) -> str:
+    return ",".join(map(str, brokers))
 
 
 @app.command("create", epilog=CREATE_EXAMPLE)

@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, Self, Unpack, overload
 from marshal_py.client.aio.async_consume import AsyncConsumeContext
 from marshal_py.client.aio.async_process import AsyncProcess
 from marshal_py.client.aio.event_loop import EventLoop, Feed, Threads
-from marshal_py.client.consumer import HEALTHY_SILENCE_S, Consumer
+from marshal_py.client.consumer import Consumer
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Ack
 from marshal_py.client.messages.message import Batch, Message, Part, delivered_by
@@ -36,7 +36,7 @@ from marshal_py.client.receive.confirmations import Confirmations
 from marshal_py.client.receive.consuming import Handler, Reader, iterator_of
 from marshal_py.client.receive.demand import Demand
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
-from marshal_py.client.receive.membership import Call
+from marshal_py.client.receive.membership import HEALTHY_SILENCE_S, Call
 from marshal_py.client.values.info import ConsumerInfo
 from marshal_py.client.values.keywords import parameters_of
 from marshal_py.client.values.requests import AnyPartition, ConsumeRequest, OnError, Request, check_timeout, check_wait

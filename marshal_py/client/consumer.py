@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Final, Generic, Literal, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 
 from marshal_py.client.connection.context import Context
 from marshal_py.client.delivery.buffers import Reserved
@@ -38,7 +38,7 @@ from marshal_py.client.receive.consume import ConsumeContext
 from marshal_py.client.receive.consuming import AWAIT_IT, Consuming, Handler
 from marshal_py.client.receive.demand import ConsumeDemand, Demand
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
-from marshal_py.client.receive.membership import Call, Membership
+from marshal_py.client.receive.membership import HEALTHY_SILENCE_S, Call, Membership
 from marshal_py.client.receive.receiving import Receiving
 from marshal_py.client.values import requests
 from marshal_py.client.values.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, AnyPartition, OnError, Request
@@ -47,8 +47,6 @@ from marshal_py.client.values.waits import Poll, PollAhead, Wait, complete, foll
 from marshal_py.errors import ConcurrentUse, InvalidOption, MarshalError
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.transport.serialization import K_co, V_co, check_plain
-
-HEALTHY_SILENCE_S: Final = 60.0  # twice the expiry of a fetch: a program that asks is never silent for so long
 
 C = TypeVar("C", bound=Consuming[Any, Any])
 
@@ -405,23 +403,29 @@ class Consumer(Membership, Generic[K_co, V_co]):
 
         False: it has not joined or has ended; the cluster does not answer; it reads no sign of life of its own back, so
         that it may deliver nothing; or the program has not asked for messages for `max_silence_s` seconds, because a
-        handler is stuck, or of a `process` no handler has returned for so long while all workers have one. A standby, a
-        paused group and an empty topic are healthy. `cached_info().waiting_for` says more. Raises InvalidOption,
-        ReentrantCall.
+        handler is stuck, or of a `process` no handler has returned for so long while all workers have one, or none of
+        its worker processes can start. A standby, a paused group and an empty topic are healthy.
+        `cached_info().waiting_for` has the reason, of a silence after 60 s. Raises InvalidOption, ReentrantCall.
         """
         requests.check_timeout(max_silence_s, option="max_silence_s")
         self._context.check_call("Consumer", "healthy")
-        process = self._queue.window.process
-        if process is not None and process.silent_s() > max_silence_s:
-            return False
         with self._context.lock:
             lives = self._member.session != NONE and not self._ending.over
-            silent_ms = self._context.clock.now().mono_ms - self._queue.asked_ms
-            return (
-                lives
-                and silent_ms <= 1000 * max_silence_s
-                and not (self._context.waiting_for() or fenced(self._driver))
-            )
+            lacks = self._context.waiting_for() or fenced(self._driver) or self._program_lacks(max_silence_s)
+            return lives and not lacks
+
+    def _program_lacks(self, max_silence_s: float) -> str:
+        if self._ending.over:
+            return ""
+        process = self._queue.window.process
+        if process is not None and (why := process.unstarted()):
+            return f"its worker processes, none of which can start: {why}"
+        if process is not None and (silent_s := process.silent_s()) > max_silence_s:
+            return f"its handlers: every worker has one, and none has returned for {silent_s:.0f} s"
+        silent_s = (self._context.clock.now().mono_ms - self._queue.asked_ms) / 1000
+        if silent_s > max_silence_s:
+            return f"its program, which has asked for no message for {silent_s:.0f} s: a handler is stuck, or slow"
+        return ""
 
     # --- answers from elsewhere
 

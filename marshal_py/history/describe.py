@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from msgspec import Struct
@@ -64,9 +65,10 @@ REASONS: Final = {
 }
 
 
-def describe(verdict: Verdict) -> str:
-    """Returns one line: what the record asked for and, unless it was accepted, why that did not happen."""
-    what = "something unreadable" if verdict.record is None else _request(verdict.record)
+def describe(verdict: Verdict, clients: Mapping[int, str] = {}) -> str:
+    """Returns one line: what the record asked for and, unless it was accepted, why that did not happen. `clients`: the
+    client ids of sessions, as far as they are to be named."""
+    what = "something unreadable" if verdict.record is None else _request(verdict.record, clients)
     if verdict.outcome is Outcome.ACCEPTED:
         return what
     reason = REASONS.get(verdict.reason, verdict.reason)
@@ -103,13 +105,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _request(record: Record) -> str:
+def _request(record: Record, clients: Mapping[int, str]) -> str:
     """Returns what the sender of a record asked for, as a sentence."""
     match record:
         case Join() | Heartbeat() | Leave() | Evict() | StepDown():
-            return _session_request(record)
+            return _session_request(record, clients)
         case ClaimingPartition() | ReleasingPartition() | SeekingPartition() | ClaimingMessages():
-            return _claim_request(record)
+            return _claim_request(record, clients)
         case Genesis():
             return f"the log begins: incarnation {record.incarnation.hex()}, {record.partitions} partitions"
         case ReleaseGroup():
@@ -130,45 +132,48 @@ def _request(record: Record) -> str:
             return f"snapshot at {record.at}, part {record.chunk + 1} of {record.chunks}"
 
 
-def _session_request(record: Join | Heartbeat | Leave | Evict | StepDown) -> str:
+def _session(number: int, clients: Mapping[int, str]) -> str:
+    return f"session {number} ({clients[number]})" if number in clients else f"session {number}"
+
+
+def _session_request(record: Join | Heartbeat | Leave | Evict | StepDown, clients: Mapping[int, str]) -> str:
+    who = "" if isinstance(record, Join) else _session(record.session, clients)
     match record:
         case Join():
             mode = MODE_NAMES[record.mode].replace("_", " ")
             return f"{record.client_id} joins, {mode}, for {', '.join(record.topics) or 'no topic'}"
         case Heartbeat():
             news = f", {len(record.claims)} positions" if record.claims else ""
-            return f"session {record.session} is alive{news}"
+            return f"{who} is alive{news}"
         case Leave():
-            return f"session {record.session} leaves{_because(record.reason)}"
+            return f"{who} leaves{_because(record.reason)}"
         case Evict():
-            return f"session {record.session} is evicted after {record.waited_ms / 1000:g} s of silence{_by(record.by)}"
+            return f"{who} is evicted after {record.waited_ms / 1000:g} s of silence{_by(record.by)}"
         case StepDown():
-            return f"session {record.session} steps down{_because(record.reason)}{_by(record.by)}"
+            return f"{who} steps down{_because(record.reason)}{_by(record.by)}"
 
 
-def _claim_request(record: ClaimingPartition | ReleasingPartition | SeekingPartition | ClaimingMessages) -> str:
+def _claim_request(
+    record: ClaimingPartition | ReleasingPartition | SeekingPartition | ClaimingMessages, clients: Mapping[int, str]
+) -> str:
+    who = _session(record.session, clients)
     match record:
         case ClaimingPartition():
             what = f"{record.topic}:{record.partition}" if record.partition >= 0 else record.topic or "the pin"
             start = f", starting at {record.start}" if record.start != NONE else ""
-            return f"session {record.session} claims {what}{start}"
+            return f"{who} claims {what}{start}"
         case ReleasingPartition():
             at = f" at {record.position}" if record.position != NONE else ""
-            successor = f" for session {record.successor}" if record.successor != NONE else ""
+            successor = f" for {_session(record.successor, clients)}" if record.successor != NONE else ""
             back = f", gives back from {record.give} on" if record.observed not in (NONE, record.give) else ""
             parked = f", parked: {record.parked}" if record.parked else ""
-            return (
-                f"session {record.session} releases claim {record.epoch}{at}{successor}{_because(record.reason)}"
-                f"{back}{parked}"
-            )
+            return f"{who} releases claim {record.epoch}{at}{successor}{_because(record.reason)}{back}{parked}"
         case SeekingPartition():
-            return f"session {record.session} seeks to {record.position} under claim {record.epoch}"
+            return f"{who} seeks to {record.position} under claim {record.epoch}"
         case ClaimingMessages():
             first = record.ranges[0]
             more = f" and of {len(record.ranges) - 1} more" if len(record.ranges) > 1 else ""
-            return (
-                f"session {record.session} takes messages {first.start} to {first.to - 1} of claim {first.epoch}{more}"
-            )
+            return f"{who} takes messages {first.start} to {first.to - 1} of claim {first.epoch}{more}"
 
 
 def _note_request(record: Note) -> str:

@@ -21,8 +21,11 @@ from marshal_py.protocol.wire.records import (
     MODE_NAMES,
     ClaimingMessages,
     ClaimingPartition,
+    Evict,
     GroupConfig,
     Heartbeat,
+    Join,
+    Leave,
     Note,
     Record,
     ReleaseGroup,
@@ -159,7 +162,8 @@ def with_causes(found: Explanation, earlier: Iterable[tuple[int, int, Record]], 
     for offset, time_ms, record in earlier:
         verdict = Verdict(offset, Outcome.ACCEPTED, "", found.group, record)
         before = now._replace(owner=NONE, parked="") if offset == now.version else now
-        lines.append(Line(offset, time_ms, describe(verdict) + _change(before, now, None), as_dict(verdict)))
+        text = describe(verdict, {now.owner: now.client_id} if now.client_id else {}) + _change(before, now, None)
+        lines.append(Line(offset, time_ms, text, as_dict(verdict)))
     lines = lines[-lines_max:]
     kept = found.lines[max(0, len(lines) + len(found.lines) - lines_max) :]
     return found._replace(lines=[*lines, *kept], left_out=found.left_out + len(found.lines) - len(kept))
@@ -190,17 +194,19 @@ class _Story:
         self.standing = standing_of(group, tp)
         self.lines: list[Line] = []
         self.left_out = 0
+        self._clients = _clients(group)
         self._epochs: set[int] = {self.standing.epoch} - {NONE}  # claims on this partition, ended ones too
         self._heartbeat = NONE  # index of the last line if that is a heartbeat; the next heartbeat replaces it
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:
         before, self.standing = self.standing, standing_of(group, self.tp)
+        _note_client(self._clients, verdict)
         if self.standing.epoch != NONE:
             self._epochs.add(self.standing.epoch)
         if before == self.standing and not self._concerns(verdict):
             return
         lost = group.unsettled(self.tp) if group is not None and before.owner != NONE else None
-        text = describe(verdict) + _change(before, self.standing, lost)
+        text = describe(verdict, self._clients) + _change(before, self.standing, lost)
         line = Line(verdict.offset, time_ms, text, as_dict(verdict))
         is_progress = isinstance(verdict.record, Heartbeat | ClaimingMessages) and verdict.accepted
         if is_progress and self._heartbeat == len(self.lines) - 1 >= 0:
@@ -249,6 +255,17 @@ class _Story:
         return False
 
 
+def _clients(group: Group | None) -> dict[int, str]:
+    """Returns the client ids of the sessions of a group, which `_note_client` adds to: a sentence names those that have
+    ended, too."""
+    return {} if group is None else {session.id: session.join.client_id for session in group.sessions.values()}
+
+
+def _note_client(clients: dict[int, str], verdict: Verdict) -> None:
+    if verdict.accepted and isinstance(verdict.record, Join):
+        clients[verdict.offset] = verdict.record.client_id
+
+
 def _change(before: Standing, after: Standing, lost: Span | None) -> str:
     """Returns what a record did to the partition, as a sentence's end, or "". `lost`: in at-most-once mode, by the
     owner whose session ended."""
@@ -281,7 +298,7 @@ class Difference(NamedTuple):
     partitions: dict[TopicPartition, tuple[Standing, Standing]]
     settings: dict[str, tuple[Any, Any]]
     records: dict[str, int]  # "Heartbeat accepted" -> how many
-    notable: list[Line]  # pauses, moves, step-downs, settings and topic changes
+    notable: list[Line]  # pauses, moves, step-downs, ends of sessions, settings and topic changes
 
 
 class _Snapshot(NamedTuple):
@@ -297,9 +314,11 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
     first: _Snapshot | None = None
     counts: dict[str, int] = {}
     notable: list[Line] = []
+    clients: dict[int, str] = {}
     for record in records:
         if first is None and a.excludes(record):
             first = _snapshot(world, name)
+            clients = dict(first.sessions)
         if b.excludes(record):
             if first is None:
                 raise InvalidOption("b", b, f"a cut at {a} or after it")
@@ -310,8 +329,9 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
         kind = type(verdict.record).__name__ if verdict.record is not None else "unreadable"
         key = f"{kind} {verdict.outcome.name.lower()}"
         counts[key] = counts.get(key, 0) + 1
-        if isinstance(verdict.record, ReleaseGroup | SetPosition | GroupConfig | Topology | StepDown):
-            notable.append(Line(record.offset, record.timestamp_ms, describe(verdict), as_dict(verdict)))
+        _note_client(clients, verdict)
+        if isinstance(verdict.record, ReleaseGroup | SetPosition | GroupConfig | Topology | StepDown | Leave | Evict):
+            notable.append(Line(record.offset, record.timestamp_ms, describe(verdict, clients), as_dict(verdict)))
     last = _snapshot(world, name)
     first = first or last
     tps = sorted(first.standings.keys() | last.standings.keys())
@@ -336,7 +356,7 @@ def _snapshot(world: World, name: str) -> _Snapshot:
     config = group.config
     return _Snapshot(
         at_offset=world.next_offset - 1,
-        sessions={session.id: session.join.client_id for session in group.sessions.values()},
+        sessions=_clients(group),
         standings={tp: standing_of(group, tp) for tp in group.partitions},
         settings={
             "mode": MODE_NAMES[group.mode],

@@ -44,7 +44,7 @@ from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import embedded, settings
 from marshal_py.transport.connecting import metadata
 from marshal_py.transport.kafka_topics import KafkaTopics
-from marshal_py.transport.ports import ALL_CAPABILITIES, Bounds, BrokerInfo, ClusterInfo, TopicInfo
+from marshal_py.transport.ports import ALL_CAPABILITIES, Bounds, BrokerInfo, ClusterInfo, Replicas, TopicInfo
 from marshal_py.transport.requests import (
     CREATED_TIMEOUT_S,
     LIST_TIMEOUT_S_MIN,
@@ -398,10 +398,9 @@ class KafkaAdmin:
             raise
         return frozenset("".join(word.capitalize() for word in one.name.split("_")) for one in found or ())
 
-    def lagging_replicas(self, topic: str) -> int:
-        """Returns how many replicas of the topic's partitions are not in sync with their leaders."""
-        found = self._metadata(topic).topics[topic].partitions.values()
-        return sum(len(p.replicas) - len(p.isrs) for p in found)
+    def replicas(self, topic: str) -> dict[int, Replicas]:
+        found = self._metadata(topic).topics[topic].partitions
+        return {p.id: Replicas(p.leader, tuple(p.replicas), tuple(p.isrs)) for p in found.values()}
 
     def close(self) -> None:
         if not self._closed:

@@ -40,6 +40,7 @@ from marshal_py.transport.ports import (
     OnWritten,
     OutOfRange,
     RawMessage,
+    Replicas,
     TopicInfo,
 )
 from marshal_py.transport.topic_checks import wrong_settings
@@ -77,6 +78,10 @@ class MemoryAdmin:
             found = self.broker.topics.get(topic)
             known = str(self.broker.ids[topic]) if found is not None and self.broker.tells_ids else ""
             return None if found is None else TopicInfo(len(found), known)
+
+    def replicas(self, topic: str) -> dict[int, Replicas]:
+        with self.broker.lock:
+            return {number: Replicas(0, (0,), (0,)) for number in range(len(self.broker.topics[topic]))}
 
     def describe_cluster(self) -> ClusterInfo:
         with self.broker.lock:

@@ -73,6 +73,14 @@ class TopicInfo(NamedTuple):
     topic_id: str = ""
 
 
+class Replicas(NamedTuple):
+    """Where a partition is, by numbers of brokers. `leader`: -1 if it has none now."""
+
+    leader: int
+    all: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+
 class BrokerInfo(Struct, frozen=True):
     """A broker. `address`: host:port. `rack`: "" if it has none, or the cluster does not say."""
 
@@ -269,6 +277,9 @@ class ClusterAdmin(Protocol):
 
     def describe_topic(self, topic: str) -> TopicInfo | None:
         """Returns partition count and id of a topic; None if the cluster says that it does not exist."""
+
+    def replicas(self, topic: str) -> dict[int, Replicas]:
+        """Returns where the topic's partitions are, by number. Raises KeyError if there is no such topic."""
 
     def describe_cluster(self) -> ClusterInfo:
         """Returns what the cluster says of itself."""

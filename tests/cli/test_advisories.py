@@ -41,6 +41,9 @@ def test_all_groups_kinds_and_the_newest(shell: Shell, billing: str) -> None:
     assert {one["kind"] for one in shown(shell, "--kind", "claimed", "--kind", "left")} == {"claimed", "left"}
     assert shown(shell, billing, "-n", "2") == shown(shell, billing)[-2:]
     assert shown(shell, billing, "--kind", "alarming") == []
+    assert shown(shell, billing, "--until", "2020-01-01") == []
+    assert shown(shell, billing, "--until", "0s ago", "-n", "2") == shown(shell, billing)[-2:]
+    assert shell.run("advisories", "--until", "0s ago", "--follow").exit_code == 2
     refused = shell.run("advisories", "--kind", "nonsense")
     assert refused.exit_code == 2
     line = shell.run("advisories", billing, "-n", "1").stdout.strip()

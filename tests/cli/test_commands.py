@@ -218,6 +218,7 @@ def test_consume_prints_json_lines_and_leaves(shell: Shell, billing: str) -> Non
         "key_base64",
         "value_base64",
         "headers",
+        "delivery_count",
     ]
     (claimed,) = [line for line in stderr.splitlines() if "claimed" in line]
     assert claimed.startswith("group json: claimed 4 partitions of orders: 0-3 (")
@@ -327,7 +328,8 @@ def test_a_dry_run_names_the_change_and_the_groups(monkeypatch: pytest.MonkeyPat
         assert "  partitions: 3\n  offsets: 0\ngroups that consume it: billing" in shown
         asked = memory.run("topics", "rm", "orders", stdin=b"n\n")
         assert (asked.exit_code, "billing" in asked.stderr) == (1, True)
-        assert memory.json("topics", "info", "orders")["partitions"] != {}
+        first = memory.json("topics", "info", "orders")["partitions"][0]
+        assert (first["leader"], first["replicas"], first["isr"]) == (0, [0], [0])
 
 
 def test_a_group_is_created_by_the_first_command_on_a_cluster() -> None:
@@ -428,6 +430,9 @@ def test_doctor_names_the_embedded_broker_and_what_it_lacks(shell: Shell, billin
     left = [check["found"] for check in found["checks"] if check["name"] == "no consumer"]  # of other tests, too
     assert any(one.startswith(f"'{billing}': no consumer is there, and ") for one in left)
     assert shell.run("doctor", "--as", "king").exit_code == 2
+    assert shell.run("doctor", "--fail-on", "never").exit_code == 2
+    strict = shell.run("doctor", "--fail-on", "warn")
+    assert (strict.exit_code, "failed: broker, settings" in strict.stderr) == (1, True)
     lacks = next(check["found"] for check in found["checks"] if check["name"] == "broker")
     assert "describe_config" in lacks
     assert "warn  broker: embedded broker" in shell.run("doctor").stdout

@@ -73,6 +73,16 @@ def paused(cluster: MemoryCluster) -> Iterator[Scene]:
 
 
 @contextmanager
+def pause_over(cluster: MemoryCluster) -> Iterator[Scene]:
+    consumer = _owner(cluster)
+    cluster.pause(GROUP)
+    cluster.advance(5)
+    _close(cluster, consumer)
+    cluster.advance(3_600)
+    yield Scene(cluster, None)
+
+
+@contextmanager
 def no_consumer(cluster: MemoryCluster) -> Iterator[Scene]:
     _close(cluster, _owner(cluster))
     yield Scene(cluster, None)
@@ -213,6 +223,7 @@ SCENES: dict[str, tuple[Callable[[MemoryCluster], AbstractContextManager[Scene]]
     ),
     "opaque": (opaque, ("the group's records are of a newer library",) * 3 + (ENDED_TOO, ENDED_TOO, "opaque")),
     "paused": (paused, ("the group is paused for 3600 s",) * 4 + ("paused", "paused")),
+    "pause_over": (pause_over, ("which are over: a consumer ends the pause",) * 3 + (NO_PROCESS, NO_PROCESS, "paused")),
     "topic_gone": (
         topic_gone,
         (f"2 positions of '{TOPIC}', which is gone",) * 3
@@ -479,6 +490,8 @@ def test_the_doctor_fails_neither_a_job_that_has_ended_nor_a_paused_group(monkey
         assert levels(cluster)["no consumer"] == "fail"
         cluster.pause(GROUP)
         assert levels(cluster)["no consumer"] == "warn"
+        cluster.advance(3_605)
+        assert (levels(cluster)["no consumer"], levels(cluster)["pause over"]) == ("fail", "warn")
 
 
 @pytest.mark.parametrize("cause", sorted(SCENES.keys() - {"fenced"}))

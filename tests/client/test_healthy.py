@@ -22,9 +22,11 @@ def test_a_consumer_is_healthy_while_it_works(memory: MemoryTestCluster) -> None
             assert standby.healthy()
         consumer._queue.asked_ms -= 61_000
         assert not consumer.healthy()
+        assert "its program, which has asked for no message for 61 s" in consumer.cached_info().waiting_for
         assert consumer.healthy(max_silence_s=3_600)
         assert consumer.next(expires_s=0) is None
         assert consumer.healthy(), "the program asks again"
+        assert consumer.cached_info().waiting_for == ""
         consumer.stop()
         assert not consumer.healthy()
 

@@ -170,6 +170,25 @@ def test_a_call_that_raises_ends_it_and_gives_the_message_back(
         assert consumer.next(DEADLINE_S) is not None
 
 
+def test_a_consumer_is_not_healthy_while_none_of_its_worker_processes_can_start(
+    memory: MemoryTestCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(self: WorkerProcess) -> bool:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    topic = fill(memory, 1, keys=1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        with monkeypatch.context() as patched:
+            patched.setattr(WorkerProcess, "ready", no_room)
+            work = consumer.process(worker_handlers.note, executor="processes", workers=2, retry=AT_ONCE)
+            until(lambda: not consumer.healthy(), "it knows")
+            assert "worker processes, none of which can start: [Errno 11]" in consumer.cached_info().waiting_for
+        until(consumer.healthy, "they can start")
+        until(lambda: work.stats().finished == 1, "nothing is lost")
+        assert consumer.cached_info().waiting_for == ""
+        work.stop()
+
+
 def test_a_value_that_a_worker_process_cannot_read_ends_it(memory: MemoryTestCluster) -> None:
     topic = fill(memory, 1, keys=1)
     with (

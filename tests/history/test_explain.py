@@ -161,7 +161,8 @@ def test_a_difference(book: DifferentialLog) -> None:
     assert (pair[1].client_id, pair[1].position) == ("d", 7)
     assert found.settings == {}
     assert found.records["Heartbeat accepted"] == 29
-    assert [line.verdict["type"] for line in found.notable] == ["ReleaseGroup", "SetPosition"]
+    assert [line.verdict["type"] for line in found.notable] == ["ReleaseGroup", "SetPosition", "Leave"]
+    assert found.notable[-1].text.startswith(f"session {found.ended[0][0]} (c) leaves")
 
 
 def test_a_difference_of_settings(book: DifferentialLog) -> None:
@@ -181,6 +182,6 @@ def test_a_step_down_of_the_owner_belongs_to_the_story() -> None:
     book.must(StepDown(session, NONE, "slow disk on rack 7", "ann@host"))
     book.must(StepDown(other, NONE, "not this one", "bob@host"))
     told = [line.text for line in story(book).lines]
-    assert any("slow disk on rack 7" in text and "ann@host" in text for text in told), told
+    assert f"session {session} (c) steps down (slow disk on rack 7), by ann@host" in told
     assert not any("not this one" in text for text in told)
     assert [line.verdict["type"] for line in change(book, Cut(0), Cut()).notable][-2:] == ["StepDown", "StepDown"]

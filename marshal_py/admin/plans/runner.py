@@ -31,6 +31,7 @@ from marshal_py.transport.ports import ClusterAdmin, LogRecord, Transport
 BEGIN_S: Final = 2.0  # before a Genesis that was not read is written again
 ABANDON_S: Final = 1.0  # how long a second ctrl-C waits for the runner's thread, which checks every POLL_S
 SAME_S: Final = 1.0  # a ctrl-C so soon after the first is the same one: `timeout -s INT` sends two, people press twice
+LOOK_S: Final = 1.0  # how often a runner looks whether its operation has ended, although it is woken
 FLUSH_S: Final = 5.0  # what a runner that closes may wait for its last records
 
 ABANDONED: Final = "it was not undone: a pause that it made ends by itself when its time is over"
@@ -66,6 +67,7 @@ class OperationRunner:
         self._name = group
         self._interrupted_s: float | None = None  # when the first ctrl-C came
         self._abandoned = False
+        self._woken = threading.Lock()  # held until the operation has ended
         self._reader = LogReader(transport, topic, "admin", timeout_s)
         self.admin: ClusterAdmin = self._reader.admin
         try:
@@ -153,8 +155,10 @@ class OperationRunner:
         up. Ctrl-C makes it give up and undo; a second one, a second later, abandons it. It runs in a thread of its own:
         a KeyboardInterrupt between the poll of a record and its fold would lose the record."""
         failed: list[BaseException] = []
-        # Not by join(): one that is interrupted counts its thread as ended in Python 3.11, while it runs on.
+        # Not by join(): one that is interrupted counts its thread as ended in Python 3.11, while it runs on. Nor by
+        # Event.wait(), which is Python: of two signals at once the second one breaks its lock. This waits in C.
         done = threading.Event()
+        self._woken.acquire(blocking=False)
         thread = threading.Thread(
             target=self._work, args=(operation, watcher, resolve, failed, done), name="marshal-operation"
         )
@@ -176,14 +180,14 @@ class OperationRunner:
         """Waits for the end of the operation, and takes note of ctrl-C."""
         while not done.is_set():
             try:
-                done.wait()
+                self._woken.acquire(timeout=LOOK_S)  # a signal may come when it has just returned
             except KeyboardInterrupt:
                 now_s = time.monotonic()
                 if self._interrupted_s is None:
                     self._interrupted_s = now_s
                 elif now_s - self._interrupted_s >= SAME_S:
                     self._abandoned = True
-                    done.wait(ABANDON_S)
+                    self._woken.acquire(timeout=ABANDON_S)
                     raise KeyboardInterrupt(ABANDONED) from None
 
     def _work(
@@ -205,6 +209,7 @@ class OperationRunner:
             failed.append(error)
         finally:
             done.set()
+            self._woken.release()
 
     def _turn(self, operation: Operation, watcher: Watcher | None, resolve: Resolve | None) -> None:
         if (refused := self._reader.log.refused()) is not None:

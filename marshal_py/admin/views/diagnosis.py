@@ -31,6 +31,7 @@ RECORD_BYTES: Final = 70  # what Kafka adds to a value, about: framing, key, tim
 NAMES_MAX: Final = 5  # how many names a line lists
 
 TITLES: Final = {  # of a check, by the cause for which nobody consumes; another cause is its own title
+    "pause_over": "pause over",
     "no_consumer": "no consumer",
     "silent": "silent consumer",
     "parked": "parked partitions",

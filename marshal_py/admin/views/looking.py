@@ -91,6 +91,7 @@ class Looking:
         return Facts(
             now_ms,
             "" if pause is None else overview.paused(pause),
+            pause is not None and pause.left_s == 0 and not group.sessions.keys() - silent.keys(),
             tuple(one.standstill() for one in stopped),
             tuple(gone),
             sum(waiting.values()),

@@ -219,6 +219,9 @@ class Taker(Protocol):
         """Returns for how many seconds no handler has begun, returned or said that it is at work while all workers have
         one."""
 
+    def unstarted(self) -> str:
+        """Returns why no worker process can be started; "" if one has, or nobody needs one."""
+
     def at_work(self, claim: Claim, offsets: Sequence[int]) -> None:
         """Hears which messages of a claim handlers say to be at work on."""
 

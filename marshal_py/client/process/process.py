@@ -226,14 +226,16 @@ class Process(Generic[K_co, V_co]):
     def _has_process(self, worker: WorkerProcess) -> bool:
         """Waits until the worker has a process, before it takes a message: one that cannot begin fails none. Returns
         False when no handler may begin any more."""
-        told = False
+        refused, thread = self._processing.refused, threading.get_ident()
         while not self._is_over():
             try:
-                return worker.ready()
+                ready = worker.ready()
+                refused.pop(thread, None)
+                return ready
             except OSError as error:
-                if not told:
-                    told = True
+                if thread not in refused:
                     self._context.logger.warning("no worker process can be started: %s; it is tried again", error)
+                refused[thread] = str(error)
                 self._ended.wait(START_AGAIN_S)  # until the end nobody sets it
         return False
 

@@ -92,6 +92,7 @@ class Processing(Generic[K_co, V_co]):
         # By claim: the offset at its position, since when it is there, the age at which that is reported next.
         self._held_up: dict[Claim, tuple[int, int, float]] = {}
         self._held_up_look_s = self._monotonic() + HELD_UP_LOOK_S
+        self.refused: dict[int, str] = {}  # by thread: why its worker process cannot be started
         self._batches = 0  # in work
         self._filling_since: float | None = None  # since when messages wait for the next batch to be full
         self._pid = os.getpid()
@@ -553,6 +554,11 @@ class Processing(Generic[K_co, V_co]):
         It takes no lock, because the Marshal's lock may be held."""
         busy = not self._halted and self._handlers() >= self.settings.workers
         return self._monotonic() - self._worked_at if busy else 0.0
+
+    def unstarted(self) -> str:
+        """Returns why no worker process can be started; "" if one has, or nobody needs one. It takes no lock."""
+        reasons = list(self.refused.values())
+        return reasons[0] if len(reasons) == self.settings.workers and not self._halted else ""
 
     def _silent_since_ms(self) -> int | None:
         """Returns since when all handlers are silent; None while one is free: then what waits is not silent (D17)."""

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from marshal_py.client.connection.context import Context
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.driver.standing import why_waiting
+from marshal_py.client.driver.standing import fenced, why_waiting
 from marshal_py.client.messages.acks import LostAcks
 from marshal_py.client.receive.confirmations import Confirmations
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
@@ -27,6 +27,7 @@ from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.subscription import consumes
 
+HEALTHY_SILENCE_S: Final = 60.0  # twice the expiry of a fetch: a program that asks is never silent for so long
 WAIT_SLICE_S: Final = 0.1  # a waiting call wakes at least so often: for signals, errors, a stop by another thread
 
 
@@ -236,11 +237,18 @@ class Membership:
                 sum(map(in_flight, self._member.claims.values())),
                 self._member.grants_dropped,
                 self._member.late_acks,
-                self._context.waiting_for() or why_waiting(self._driver),
+                self._context.waiting_for()
+                or fenced(self._driver)
+                or self._program_lacks(HEALTHY_SILENCE_S)
+                or why_waiting(self._driver),
                 *self._pending(),
                 tuple(sorted(self._driver.began_at_end)),
                 self._ending.over,
             )
+
+    def _program_lacks(self, max_silence_s: float) -> str:
+        """Returns what the program has not done for so long, for people; "" if it works. Called with the lock held."""
+        return ""
 
     def _pending(self) -> tuple[int, int]:
         """Returns how many messages and bytes a running `consume` has asked for and not delivered."""

@@ -29,6 +29,7 @@ CAUSES: Final = {
     "deleted": "the group is deleted",
     "opaque": "a record of a newer library ended the group for this version",
     "paused": "an admin has paused the group",
+    "pause_over": "the pause is over, and no consumer is there to end it",
     "topic_gone": "the cluster does not have the topic",
     "parked": "the partition is parked: nobody may claim it until an admin has looked at it",
     "no_consumer": "no consumer is in the group, and messages wait",
@@ -42,7 +43,9 @@ CAUSES: Final = {
     "unowned": f"messages wait, consumers are there, and for {UNOWNED_MS // 1000} s nobody has owned the partition",
     "fenced": "the consumer reads no sign of life of its own back, so it delivers nothing",
 }
-OBSERVED: Final = frozenset({"no_consumer", "silent", "unowned"})  # an observer can tell these, a consumer cannot
+OBSERVED: Final = frozenset(
+    {"pause_over", "no_consumer", "silent", "unowned"}
+)  # an observer can tell these, a consumer cannot
 FAILS: Final = frozenset({"topic_gone", "parked", "no_consumer", "silent", "unowned"})  # see `fails`
 LASTING: Final = frozenset({"conditions", "unassigned", "unlisted"})  # by settings alone: no restart or wait ends them
 
@@ -65,7 +68,8 @@ class Standstill(NamedTuple):
 
 class Facts(NamedTuple):
     """What a reader of a group knows beyond its log. The defaults are for one that knows nothing. `now_ms`: in ms since
-    1970. `pause`: the running pause in words. `parked`: as the reader tells it; None: as the log does. `gone`: topics
+    1970. `pause`: the running pause in words, `pause_over`: whether its time is over, and nobody is there to end it.
+    `parked`: as the reader tells it; None: as the log does. `gone`: topics
     that the cluster does not have. `lag`: messages that wait in all partitions without an owner together; 0 if unknown.
     `silent`: ms of silence by session. `unanswered`: since when, in ms since 1970, handlers have had messages of a
     partition and none was finished. `blocked`: likewise, since when the owner of a partition has finished nothing of
@@ -76,6 +80,7 @@ class Facts(NamedTuple):
 
     now_ms: int = 0
     pause: str = ""
+    pause_over: bool = False
     parked: tuple[Standstill, ...] | None = None
     gone: Collection[str] = ()
     lag: int = 0
@@ -107,7 +112,8 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
         found.append(Standstill("opaque", text, "look with that release"))
     if group.paused:
         text = f"the group is {facts.pause or f'paused for {group.pause_duration_ms / 1000:g} s'}"
-        found.append(Standstill("paused", text, f"the pause ends by itself; to end it now: marshal resume {name}"))
+        cause, way = ("pause_over", "start a consumer") if facts.pause_over else ("paused", "the pause ends by itself")
+        found.append(Standstill(cause, text, f"{way}; to end it now: marshal resume {name}"))
     found += (_gone(group, topic) for topic in sorted(facts.gone))
     found += _parked(group) if facts.parked is None else facts.parked
     if not group.sessions:
@@ -141,14 +147,16 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
 
 def fails(group: Group, found: Collection[Standstill]) -> set[str]:
     """Returns the causes among `found`, the group's standstills, by which all of the group is at a standstill, or a
-    part of it where nobody knows why: `marshal doctor GROUP` fails. A paused group lacks no consumer."""
-    causes = {one.cause for one in found} & FAILS
+    part of it where nobody knows why: `marshal doctor GROUP` fails. A paused group lacks no consumer, until its pause
+    is over."""
+    said = {one.cause for one in found}
+    causes = said & FAILS
     there = sum(topic.count for topic in group.topics.values())
     if sum(len(one.partitions) for one in found if one.cause == "parked") < there:
         causes.discard("parked")
     if any(group.sessions.keys() - one.sessions for one in found if one.cause == "silent"):
         causes.discard("silent")
-    return causes - {"no_consumer", "silent"} if group.paused else causes
+    return causes - {"no_consumer", "silent"} if "paused" in said else causes
 
 
 def may_be_unserved(group: Group) -> bool:
