@@ -8,7 +8,7 @@ Genesis, no group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
@@ -381,6 +381,20 @@ class Observer:
         admin = self._reader.admin
         found = admin.offsets_at(wanted, time_ms) if "time_lookup" in admin.capabilities else {}
         return {tp: found.get(tp, ends[tp]) for tp in wanted}
+
+    def ends_at(self, tps: Iterable[TopicPartition], times_ms: Sequence[int]) -> list[dict[TopicPartition, int]]:
+        """Returns the data partitions' ends at each of these times (ms since 1970); [] if Kafka has none of them, or
+        cannot look up by time. Missing where all messages from before a time are deleted."""
+        admin = self._reader.admin
+        there = list(self.ends(tps)) if "time_lookup" in admin.capabilities else []
+        if not there:
+            return []
+        bounds, found = admin.bounds_and_times(there, times_ms)
+        known = [{tp: each.get(tp, bounds[tp].end) for tp in there} for each in found]
+        return [
+            {tp: end for tp, end in ends.items() if end > bounds[tp].first or not bounds[tp].first or tp not in each}
+            for ends, each in zip(known, found, strict=True)
+        ]
 
 
 def _told(group: str | None, advisories: Advisories, world: World, judged: Judged) -> Iterator[Advisory]:

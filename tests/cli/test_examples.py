@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from marshal_py.cli import advisories, consume, demo, doctor, log, produce, snapshot, state
+from marshal_py.cli import advisories, consume, demo, doctor, log, produce, snapshot, state, timeline
 from marshal_sim.commands import audit, exhaustive, verify
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
 
@@ -17,6 +17,7 @@ EXAMPLES = [
     consume.EXAMPLE,
     produce.EXAMPLE,
     state.EXAMPLE,
+    timeline.EXAMPLE,
     log.TAIL_EXAMPLE,
     log.DUMP_EXAMPLE,
     log.LOAD_EXAMPLE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from pathlib import Path
 
@@ -64,13 +65,23 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
 
     wait_until(agree, DEADLINE_S, "the positions are mirrored and the figures agree")
 
+    page, where = tmp_path / "page.html", ("--coordination-topic", coordination)
+    drawn = command.json("timeline", group, "--output", str(page), *where)
+    found = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    (picture,) = json.loads(found[1])["pictures"]
+    assert (drawn["records"], drawn["partitions"]) == (len(picture["records"]), PARTITIONS)
+    assert [lane[-1] for lane in picture["lags"]] == [row[2] for row in kafkas_lags(kafka, group, name).values()]
+    assert picture["lag_of"] == "the log's positions and the topic's ends"
+    assert [mark[1] for mark in picture["marks"] if mark[1] != "other"] == ["join", "leave"]
+
     lines = command.run("advisories", group, "--coordination-topic", coordination, "--json").stdout.splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
     assert [kind for kind in kinds if kind != "topology"] == (
         ["joined", "activated", *["claimed"] * PARTITIONS, *["released"] * PARTITIONS, "deactivated", "left"]
     )
 
-    path, where = tmp_path / "log.dump", ("--coordination-topic", coordination)
+    path = tmp_path / "log.dump"
     assert command.run("log", "dump", "--output", str(path), *where).returncode == 0
     offline = command.json("verify", "--dump", str(path))
     assert offline["ok"]

@@ -189,7 +189,7 @@ BACK = OPERATIONS.pop("Back to Kafka's consumer groups")
 
 def test_the_documents_have_their_commands() -> None:
     """A document without blocks would pass every other test here."""
-    assert len(OPERATIONS) == 12
+    assert len(OPERATIONS) == 13
     assert {line.split()[0] for lines in OPERATIONS.values() for line in lines} == {"marshal"}
 
 
@@ -222,6 +222,8 @@ def test_the_operations_guide(case: RunbookCase) -> None:
     wanted = {(partition, offset) for partition in range(PARTITIONS) for offset in range(EACH, case.produced)}
     wait_until(lambda: wanted - {skipped} <= set(case.seen()), DEADLINE_S, "the rest is handled")
     assert skipped not in case.seen(), "the message was skipped"
+    case.follow(sections.pop("What happened at 14:05"))
+    assert "</html>" in (case.folder / "timeline.html").read_text(encoding="utf-8")
     case.follow(sections.pop("A parked partition"))
 
     output = case.follow(

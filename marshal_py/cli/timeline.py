@@ -1,0 +1,88 @@
+"""`marshal timeline`: a page that draws who owned what, when, and how far the group was behind."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from marshal_py.cli import changes, output
+from marshal_py.cli.options import NOBODY, ReadOptions, Since, check_time, command, require_group
+from marshal_py.client.values.position_text import moment_of
+from marshal_py.history.page import page
+from marshal_py.log.observer import Observer
+from marshal_py.log.pictures import newest_ms, picture_of
+
+EXAMPLE: Final = output.example('marshal timeline billing --since "1h ago" -o billing.html')
+HOUR_MS: Final = 3_600_000
+
+Until = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", callback=check_time, help="Only up to then; now if left out.")
+]
+
+
+@command
+def timeline(
+    options: ReadOptions,
+    group: changes.GroupName,
+    path: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="Write there; stdout if left out."),
+    ] = None,
+    since: Since = None,
+    until: Until = None,
+) -> None:
+    """Draw a group's history as a page: who owned each partition, gaps, pauses, moves, members, lag.
+
+    One file of HTML that loads nothing. Point at anything, or click it, for the record of the log and its sentence.
+    Without --since it shows the last hour, or all of a dump; there, times like "1h ago" count from the dump's newest
+    record.
+    """
+    if path is None and options.as_json:
+        raise typer.BadParameter("--json needs --output: the page goes to stdout")
+    with options.observer() as observer:
+        from_ms, to_ms = span_of(options, observer, group, since, until)
+        picture = picture_of(observer, group, from_ms, to_ms)
+    if picture is None:
+        with options.observer() as observer:
+            observer.fold(group)
+            require_group(observer, group)
+        raise output.CommandFailed(f"group {group!r} is younger than {until}")
+    text = page(f"marshal timeline {group}", [picture])
+    if path is None:
+        sys.stdout.write(text)
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise output.CommandFailed(f"{str(path)!r} cannot be written: {error.strerror}") from error
+    begin, end = (_iso(picture.from_ms + ms) for ms in (0, picture.to_ms))
+    found = {"file": str(path), "from": begin, "to": end, "partitions": len(picture.lanes)}
+    options.print_result(
+        {"group": group, **found, "records": len(picture.records)},
+        f"{path}: {begin} to {end}, {len(picture.lanes)} partitions, {len(picture.records)} records",
+    )
+
+
+def span_of(
+    options: ReadOptions, observer: Observer, group: str, since: str | None, until: str | None
+) -> tuple[int, int]:
+    """Returns the span of time that --since and --until name, in ms since 1970. Raises CommandFailed without a log."""
+    if observer.root is None:
+        raise output.CommandFailed(NOBODY)
+    now_ms = observer.as_of_ms if options.dump is None else newest_ms(observer, group)
+    to_ms = now_ms if until is None else moment_of(until, now_ms)
+    if since is not None:
+        from_ms = moment_of(since, now_ms)
+    else:
+        from_ms = 0 if options.dump is not None else to_ms - HOUR_MS
+    if from_ms >= to_ms:
+        raise typer.BadParameter("--since names no time before the end (--until, or now)")
+    return from_ms, to_ms
+
+
+def _iso(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")

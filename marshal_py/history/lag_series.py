@@ -1,0 +1,97 @@
+"""Computes a group's lag over time: its positions at even moments of a log that is folded, and the ends then. Pure.
+
+The moments are whole steps of the clock, so that two answers about the same hour name the same moments. Between two
+records positions stand still, so a moment has the positions of the last record before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
+
+MOMENTS_MAX: Final = 120  # of one answer: more than a picture or a line of text shows
+LOOKUPS_MAX: Final = 12_000  # moments times partitions: a broker looks up some ten thousand per second
+MOMENTS_MIN: Final = 24
+DAY_MS: Final = 86_400_000
+STEPS_MS: Final = (
+    *(100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, 600_000, 900_000),
+    *(1_800_000, 3_600_000, 7_200_000, 14_400_000, 21_600_000, 43_200_000, DAY_MS),
+)
+
+
+class Sample(NamedTuple):
+    """The position of a partition at a moment, None if it had none, and the lag that its owner last wrote."""
+
+    position: int | None
+    lag: int
+
+
+class LagSeries(NamedTuple):
+    """Positions and lags by partition, one per moment (ms, as the records' timestamps), and the total. None is unknown:
+    no position yet, no end known; the total leaves it out."""
+
+    moments: list[int]
+    positions: dict[TopicPartition, list[int | None]]
+    lags: dict[TopicPartition, list[int | None]]
+    total: list[int | None]
+
+
+def moments_between(from_ms: int, to_ms: int, partitions: int = 1) -> list[int]:
+    """Returns the moments of a span of time: its beginning, whole steps of the clock, its end. `partitions`: how many
+    the group has; with many there are fewer moments."""
+    count_max = min(MOMENTS_MAX, max(MOMENTS_MIN, LOOKUPS_MAX // max(1, partitions))) - 2
+    least_ms = max(1, -(-(to_ms - from_ms) // count_max))
+    step = next((step for step in STEPS_MS if step >= least_ms), -(-least_ms // DAY_MS) * DAY_MS)
+    return [from_ms, *range((from_ms // step + 1) * step, to_ms, step), *([to_ms] if to_ms > from_ms else ())]
+
+
+class PositionSampler:
+    """Collects a group's positions at each of the moments."""
+
+    def __init__(self, moments: Sequence[int]) -> None:
+        self.moments: list[int] = list(moments)
+        self._samples: list[dict[TopicPartition, Sample]] = []
+        self._next_ms: float = self.moments[0]
+
+    def before(self, group: Group | None, time_ms: float) -> None:
+        """Takes the samples of all moments before `time_ms`, the timestamp of a record that is not folded yet.
+        `group`: as it has been since the record before."""
+        while self._next_ms < time_ms:
+            partitions = {} if group is None else group.partitions
+            self._samples.append(
+                {
+                    tp: Sample(None if part.position == NONE else part.position, part.lag)
+                    for tp, part in partitions.items()
+                    if tp.partition >= 0
+                }
+            )
+            done = len(self._samples)
+            self._next_ms = self.moments[done] if done < len(self.moments) else float("inf")
+
+    def series(self, group: Group | None, ends: Sequence[Mapping[TopicPartition, int]] = ()) -> LagSeries:
+        """Returns the lag at all moments. `group`: at the end of the log. `ends`: at each moment; without any the lag
+        is the one that owners wrote."""
+        self.before(group, float("inf"))
+        named = sorted({tp for sample in self._samples for tp in sample})
+        positions = {tp: [_position(sample.get(tp)) for sample in self._samples] for tp in named}
+        lags = {tp: [_lag(at, sample.get(tp), ends, tp) for at, sample in enumerate(self._samples)] for tp in named}
+        known = [[lag for tp in named if (lag := lags[tp][at]) is not None] for at in range(len(self.moments))]
+        return LagSeries(self.moments, positions, lags, [sum(each) if each else None for each in known])
+
+
+def _position(sample: Sample | None) -> int | None:
+    return None if sample is None else sample.position
+
+
+def _lag(
+    at: int, sample: Sample | None, ends: Sequence[Mapping[TopicPartition, int]], tp: TopicPartition
+) -> int | None:
+    if sample is None or sample.position is None:
+        return None
+    if not ends:
+        return sample.lag
+    end = ends[at].get(tp)
+    return None if end is None else max(0, end - sample.position)
