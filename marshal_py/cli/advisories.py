@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from typing import Annotated, Final
 
-import msgspec
 import typer
+from msgspec import structs
 
 from marshal_py.cli import output
+from marshal_py.cli.documents import Time, prints, time_of, with_fields
 from marshal_py.cli.options import (
     NOBODY,
     ReadOptions,
@@ -24,11 +24,22 @@ from marshal_py.history.advisories import to_text
 from marshal_py.log.observer import Judged
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.advisory import ALARMING, KINDS, Advisory
+from marshal_py.protocol.wire.identity import NONE
 
 EXAMPLE: Final = output.example("marshal advisories billing --kind claimed --kind evicted --json")
 
+UNKNOWN: Final = (NONE, "")  # what stands in an Advisory for what it does not have
+PrintedAdvisory: Final = with_fields(
+    "PrintedAdvisory",
+    Advisory,
+    **{name: str | None for name in ("client_id", "topic", "text")},
+    **{name: int | None for name in ("partition", "epoch", "offset", "to", "session", "log", "log_offset")},
+    time=Time,
+)
+
 
 @command
+@prints(PrintedAdvisory)
 def advisories(
     options: ReadOptions,
     group: Annotated[str | None, typer.Argument(help="One group; all if left out.")] = None,
@@ -94,8 +105,9 @@ def _wanted(found: Iterable[Advisory | None], kinds: frozenset[str]) -> Iterator
 
 
 def _print(advisory: Advisory, as_json: bool) -> None:
+    time = time_of(advisory.time_ms)
     if as_json:
-        output.print_json(msgspec.to_builtins(advisory))
+        known = {name: None if value in UNKNOWN else value for name, value in structs.asdict(advisory).items()}
+        output.print_json({"time": time, **known})
         return
-    time = datetime.fromtimestamp(advisory.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
     print(f"{time}  {advisory.log}:{advisory.log_offset:<6} {advisory.group}  {to_text(advisory)}", flush=True)

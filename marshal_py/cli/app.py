@@ -87,12 +87,18 @@ COMMANDS: Final = {
     "log": Command("Look into the coordination topic.", "log"),
     "groups": Command("Administer groups.", "groups"),
     "members": Command("Administer the consumers of a group.", "members"),
+    "schema": Command(
+        "Print the JSON Schema of what a command prints with --json; without COMMAND, the names of all of them.",
+        "schema schema EXAMPLE",
+    ),
     "simulate": Command(
         "Run the protocol in simulated clusters with faults, and judge each run by the promises.",
         "marshal_sim.commands.simulate",
     ),
     "spark": Command("The coordination topic as data, on Spark.", "spark"),
 }
+
+UNREADABLE: Final = cast(type[Exception], typer.BadParameter.__mro__[2])  # errors of a command line, all of them
 
 
 @cache
@@ -130,6 +136,21 @@ class Group(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = cast(Any, Commands())
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs a command. If --json was given, a command line that cannot be read is told as JSON, too."""
+        given = ctx.args[: ctx.args.index("--") if "--" in ctx.args else None]
+        try:
+            return super().invoke(ctx)
+        except (UNREADABLE, typer.Abort) as error:
+            if "--json" not in given:
+                raise
+            from marshal_py.cli.output import say_failure
+
+            name = "Aborted" if isinstance(error, typer.Abort) else "Usage"
+            code = getattr(error, "exit_code", 1)
+            say_failure(name, getattr(error, "message", "the answer was no"), code)
+            raise typer.Exit(code) from error
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         room = formatter.width - 6 - max(map(len, COMMANDS))

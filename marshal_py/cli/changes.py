@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -17,6 +17,7 @@ from marshal_py.admin.plans import sessions
 from marshal_py.admin.plans.impact import Impact
 from marshal_py.admin.plans.operation import Progress
 from marshal_py.cli import output
+from marshal_py.cli.documents import with_fields
 from marshal_py.cli.options import CommonOptions
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.identity import Instant
@@ -60,11 +61,14 @@ WORDS: Final = {
     "resumed": "the pause is ended: the group continues",
 }
 
+Planned: Final = with_fields("Planned", Impact, group=str, outcome=Literal["dry_run"])
+
 
 @dataclass(frozen=True, kw_only=True)
 class DryRunOptions(CommonOptions):
     """The options of a command that changes a group but takes nothing away, so that it need not ask first."""
 
+    ALSO_PRINTS = (Planned,)
     reason: Reason = ""
     dry_run: DryRun = False
 

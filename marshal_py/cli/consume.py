@@ -12,6 +12,7 @@ import typer
 
 from marshal_py.cli import lines, output
 from marshal_py.cli.decoding import DecodingOptions
+from marshal_py.cli.documents import prints
 from marshal_py.cli.options import command
 from marshal_py.client.driver import last_wills
 from marshal_py.client.exporter import LOOPBACK, serve
@@ -127,6 +128,7 @@ class ConsumeOptions(DecodingOptions):
 
 
 @command
+@prints(lines.PrintedMessage)
 def consume(
     options: ConsumeOptions,
     topics: Annotated[

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import typer
+from msgspec import Struct
 
 from marshal_py.admin import dead_letters as letters_of
 from marshal_py.admin.dead_letters import Letter
 from marshal_py.cli import lines, output
 from marshal_py.cli.changes import DryRun, Yes, ask
+from marshal_py.cli.documents import prints, time_of, with_fields
 from marshal_py.cli.options import CommonOptions, check_time, check_topic_name, command
 from marshal_py.topics.request import epoch_ms
 
 EXAMPLE: Final = output.example("marshal dead-letters dlq.orders --group billing --error Timeout --redrive --dry-run")
+PrintedLetter: Final = with_fields("PrintedLetter", Letter, at=lines.PrintedMessage)
+
+
+class Redriven(Struct, frozen=True):
+    """What became of letters of `topic`. `before`: how many were put back earlier. `lost`: messages that are gone."""
+
+    topic: str
+    put_back: int
+    before: int
+    lost: list[str]
 
 
 @command
+@prints(list[PrintedLetter], Redriven)  # type: ignore[valid-type]  # made by with_fields
 def dead_letters(
     options: CommonOptions,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", callback=check_topic_name, help="The dead-letter topic.")],
@@ -70,7 +82,7 @@ def dead_letters(
         ask(f"Put {len(going)} messages back into {', '.join(sorted({one.topic for one in going}))}?", yes)
     done = letters_of.redrive(transport, topic, select)
     before, lost = len(found) - len(going), [one.message for one in done.lost]
-    result = {"topic": topic, "put_back": len(done.put_back), "before": before, "lost": lost}
+    result = Redriven(topic, len(done.put_back), before, lost)
     options.print_result(result, f"{len(done.put_back)} put back, {before} were before")
     if lost:
         gone = ", ".join(lost)
@@ -89,7 +101,7 @@ def _cells(letter: Letter) -> list[object]:
     at = letter.at
     return [
         f"{at.partition}@{at.offset}",
-        datetime.fromtimestamp(at.timestamp / 1000, UTC).isoformat(timespec="seconds"),
+        time_of(at.timestamp, "seconds"),
         letter.group,
         f"{letter.topic}:{letter.partition}@{letter.offset}",
         lines.as_bytes(at.key).decode(errors="replace"),

@@ -5,16 +5,27 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 import typer
+from msgspec import Struct
 
 from marshal_py.admin import permissions
 from marshal_py.admin.examination import Examination
+from marshal_py.admin.views.group_info import Check
 from marshal_py.cli import output
+from marshal_py.cli.documents import prints
 from marshal_py.cli.options import ReadOptions, check_topic_name, command
 
 EXAMPLE: Final = output.example("marshal doctor --bootstrap-servers localhost:9092")
 
 
+class Examined(Struct, frozen=True):
+    """The checks, and whether none has failed."""
+
+    ok: bool
+    checks: list[Check]
+
+
 @command
+@prints(Examined)
 def doctor(
     options: ReadOptions,
     group: Annotated[
@@ -67,6 +78,6 @@ def doctor(
     failing = ("fail",) if fail_on == "fail" else ("fail", "warn")
     failed = [check.name for check in checks if check.level in failing]
     if options.as_json:
-        output.print_json({"ok": not failed, "checks": checks})
+        output.print_json(Examined(not failed, checks))
     if failed:
         raise output.CommandFailed(f"failed: {', '.join(failed)}")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import Struct, structs
 
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import changes, output
+from marshal_py.cli.documents import Time, prints, time_of, with_fields
 from marshal_py.cli.options import ReadOptions, command, number_or_none, require_group
 from marshal_py.client.driver import divergence_report
 from marshal_py.client.values.position_text import EARLIEST, OFFSET, moment_ms, parse
@@ -30,7 +31,91 @@ from marshal_py.transport.ports import LogRecord
 EXAMPLE: Final = output.example("marshal explain billing orders:0 --json")
 
 
+class Owner(Struct, frozen=True):
+    """A session, and its consumer."""
+
+    session: int
+    client_id: str
+
+
+class PartitionStanding(Struct, frozen=True):
+    """The state of a partition. `parked`: why nobody may own it."""
+
+    owner: Owner | None
+    epoch: int | None
+    position: int | None
+    generation: int
+    parked: str | None
+
+
+class RecordLine(Struct, frozen=True):
+    """A record, and what the fold said of it. `type`, `fields`: as PROTOCOL.md names them. `text`: the record in
+    words."""
+
+    offset: int
+    group: str
+    type: str | None
+    fields: dict[str, Any]
+    verdict: str
+    reason: str
+    time: Time | None
+    text: str
+
+
+class Changed(Struct, frozen=True):
+    """A partition at two points of the log."""
+
+    topic: str
+    partition: int
+    from_: PartitionStanding
+    to: PartitionStanding
+
+
+Explained: Final = with_fields(
+    "Explained",
+    PartitionStanding,
+    group=str,
+    topic=str,
+    partition=int,
+    at_offset=int,
+    at=Time | None,
+    paused=bool,
+    deleted=bool,
+    unserved=str | None,
+    records=list[RecordLine],
+    left_out=int,
+    began_at=int,
+)
+
+
+class GroupChange(Struct, frozen=True):
+    """What changed in a group. `settings`: "from" and "to" of each. `records`: how many of each type."""
+
+    group: str
+    from_offset: int
+    to_offset: int
+    joined: list[Owner]
+    ended: list[Owner]
+    partitions: list[Changed]
+    settings: dict[str, dict[str, Any]]
+    records: dict[str, int]
+    notable: list[RecordLine]
+
+
+class Divergence(Struct, frozen=True):
+    """How a state that was kept differs from the log's."""
+
+    group: str
+    at_offset: int
+    first_difference: int
+    client_id: str
+    reason: str
+    left_out: int
+    differences: list[state_differences.Differing]
+
+
 @command
+@prints(Explained, GroupChange, Divergence)
 def explain(
     options: ReadOptions,
     group: changes.GroupName,
@@ -104,8 +189,8 @@ def _explain(options: ReadOptions, group: str, partition: str, cut: Cut, begin: 
                 "topic": topic,
                 "partition": int(number),
                 "at_offset": found.at_offset,
-                "at": _time(found.at_ms),
-                **_standing(found.standing),
+                "at": time_of(found.at_ms),
+                **structs.asdict(_standing(found.standing)),
                 "paused": found.paused,
                 "deleted": found.deleted,
                 "unserved": found.unserved or None,
@@ -127,7 +212,7 @@ def _print(group: str, found: Explanation, began: str) -> None:
     parked = f", parked: {parking.parked_text(group, found.tp, now.parked)}" if now.parked else ""
     unserved = f", {found.unserved}" if found.unserved else ""
     paused = ", the group is paused" if found.paused else ", the group is deleted" if found.deleted else ""
-    when = f"at offset {found.at_offset}, {_time(found.at_ms)}"
+    when = f"at offset {found.at_offset}, {time_of(found.at_ms)}"
     print(f"{partition} of group {group!r} {when}: {owner}, {position}{paused}{parked}{unserved}")
     if found.left_out:
         print(f"({found.left_out} older records left out)")
@@ -149,20 +234,20 @@ def _diff(options: ReadOptions, group: str, earlier: Cut, later: Cut) -> None:
     _check_end(later, found.to_offset)
     if options.as_json:
         output.print_json(
-            {
-                "group": group,
-                "from_offset": found.from_offset,
-                "to_offset": found.to_offset,
-                "joined": [{"session": session, "client_id": name} for session, name in found.joined],
-                "ended": [{"session": session, "client_id": name} for session, name in found.ended],
-                "partitions": [
-                    {"topic": tp.topic, "partition": tp.partition, "from": _standing(old), "to": _standing(new)}
+            GroupChange(
+                group=group,
+                from_offset=found.from_offset,
+                to_offset=found.to_offset,
+                joined=[Owner(session, name) for session, name in found.joined],
+                ended=[Owner(session, name) for session, name in found.ended],
+                partitions=[
+                    Changed(tp.topic, tp.partition, _standing(old), _standing(new))
                     for tp, (old, new) in found.partitions.items()
                 ],
-                "settings": {key: {"from": old, "to": new} for key, (old, new) in found.settings.items()},
-                "records": found.records,
-                "notable": [_line(line) for line in found.notable],
-            }
+                settings={key: {"from": old, "to": new} for key, (old, new) in found.settings.items()},
+                records=dict(found.records),
+                notable=[_line(line) for line in found.notable],
+            )
         )
         return
     print(f"group {group!r} from offset {found.from_offset} to {found.to_offset}")
@@ -190,15 +275,15 @@ def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord
         )
     if as_json:
         output.print_json(
-            {
-                "group": group,
-                "at_offset": at_offset,
-                "first_difference": kept["first_difference"],
-                "client_id": kept["client_id"],
-                "reason": kept["reason"],
-                "left_out": kept["left_out"],
-                "differences": [each._asdict() for each in found],
-            }
+            Divergence(
+                group=group,
+                at_offset=at_offset,
+                first_difference=kept["first_difference"],
+                client_id=kept["client_id"],
+                reason=kept["reason"],
+                left_out=kept["left_out"],
+                differences=list(found),
+            )
         )
         return
     print(
@@ -248,7 +333,7 @@ class _Reader:
         if world.began_at and first is not None and cut.excludes(first):
             raise output.CommandFailed(
                 f"the history before offset {world.began_at} of log {world.log} was deleted, and "
-                f"what is left begins at {_time(first.timestamp_ms)}: a snapshot tells the state "
+                f"what is left begins at {time_of(first.timestamp_ms)}: a snapshot tells the state "
                 f"there, not how it came about; a dump from before may have it (--dump)"
             )
         return world, records if first is None else chain([first], records)
@@ -297,25 +382,20 @@ def _check_end(cut: Cut, newest: int) -> None:
         raise output.CommandFailed(f"--at {cut.offset} lies beyond the group's log, whose newest record is at {newest}")
 
 
-def _standing(standing: Standing) -> dict[str, Any]:
-    owner = {"session": standing.owner, "client_id": standing.client_id} if standing.owner != NONE else None
-    return {
-        "owner": owner,
-        "epoch": number_or_none(standing.epoch),
-        "position": number_or_none(standing.position),
-        "generation": standing.generation,
-        "parked": standing.parked or None,
-    }
+def _standing(standing: Standing) -> PartitionStanding:
+    return PartitionStanding(
+        owner=Owner(standing.owner, standing.client_id) if standing.owner != NONE else None,
+        epoch=number_or_none(standing.epoch),
+        position=number_or_none(standing.position),
+        generation=standing.generation,
+        parked=standing.parked or None,
+    )
 
 
-def _line(line: Line) -> dict[str, Any]:
-    return {**line.verdict, "time": _time(line.time_ms), "text": line.text}
+def _line(line: Line) -> RecordLine:
+    return RecordLine(**line.verdict, time=time_of(line.time_ms), text=line.text)
 
 
 def _text(line: Line) -> str:
     mark = " " if line.verdict["verdict"] == "accepted" else "x"
-    return f"{_time(line.time_ms)}  {line.offset:<6} {mark} {line.verdict['type'] or '?'}  {line.text}"
-
-
-def _time(time_ms: int) -> str | None:
-    return None if time_ms == NONE else datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return f"{time_of(line.time_ms)}  {line.offset:<6} {mark} {line.verdict['type'] or '?'}  {line.text}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -15,12 +14,13 @@ from rich.text import Text
 
 from marshal_py.cli import lines, output
 from marshal_py.cli.decoding import DecodingOptions
+from marshal_py.cli.documents import prints, time_of
 from marshal_py.cli.index import require_index
 from marshal_py.cli.options import TopicName, check_time, command
 from marshal_py.cli.scan_bar import ScanBar
 from marshal_py.topics.keys import ALL, PARTITIONERS
 from marshal_py.topics.request import GetRequest
-from marshal_py.topics.stored import StoredMessage
+from marshal_py.topics.stored import EndOfBatch, StoredMessage
 from marshal_py.topics.topic import Topic
 
 EXAMPLE: Final = output.example("marshal get users --multi-last '1234.>' --up-to-time 2026-01-31T12:00:00Z")
@@ -113,6 +113,7 @@ class GetOptions(DecodingOptions):
 
 
 @command
+@prints(lines.PrintedMessage, EndOfBatch)
 def get(
     options: GetOptions,
     topic: TopicName,
@@ -161,14 +162,7 @@ def _print(source: Topic, request: GetRequest, every: bool, as_json: bool, bar: 
         end = page.end
         if count and (not every or end.num_pending == 0):
             if as_json:
-                text = {
-                    "status": end.status,
-                    "description": end.description,
-                    "num_pending": end.num_pending,
-                    "last_offset": _by_partition(end.last_offset),
-                    "up_to": _by_partition(end.up_to),
-                }
-                print(json.dumps(text))
+                output.print_json(end)
             elif end.num_pending:
                 output.say(f"{end.num_pending} more match: --all prints them")
             return
@@ -177,16 +171,11 @@ def _print(source: Topic, request: GetRequest, every: bool, as_json: bool, bar: 
 
 def _show(message: StoredMessage, as_json: bool) -> None:
     if as_json:
-        found = lines.content(message)
-        if message.num_pending is not None:
-            found |= {"num_pending": message.num_pending, "last_offset": message.last_offset}
-        output.print_json(found)
+        output.print_json(lines.content(message))
         return
     console = Console(soft_wrap=True, highlight=False)  # a message may be longer than any width
-    when = "-"
-    if message.timestamp >= 0:
-        when = datetime.fromtimestamp(message.timestamp / 1000, UTC).isoformat(timespec="milliseconds")
-    console.print(Text(f"{message.topic}:{message.partition}@{message.offset}  {when}", style="bold"))
+    when = time_of(message.timestamp)
+    console.print(Text(f"{message.topic}:{message.partition}@{message.offset}  {when or '-'}", style="bold"))
     if message.key is not None:
         console.print(Text("key    "), Text(_readable(lines.as_bytes(message.key)), style="cyan"), sep="")
     for name, value in message.headers:
@@ -238,7 +227,3 @@ def _offsets(given: list[str] | None) -> int | Mapping[int, int] | None:
             raise typer.BadParameter(f"--up-to-offset {text!r}: partition {int(number)} is named twice")
         found[int(number)] = int(at)
     return found or None
-
-
-def _by_partition(offsets: Mapping[int, int]) -> dict[str, Any]:
-    return {str(partition): offset for partition, offset in offsets.items()}

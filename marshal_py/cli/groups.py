@@ -8,6 +8,7 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import Struct
 
 from marshal_py.admin.group import Group as LiveGroup
 from marshal_py.admin.plans import impact
@@ -17,6 +18,7 @@ from marshal_py.admin.views.diagnosis import TITLES
 from marshal_py.admin.views.group_info import GroupSummary
 from marshal_py.admin.views.looking import Looking
 from marshal_py.cli import changes, output
+from marshal_py.cli.documents import prints
 from marshal_py.cli.options import NOBODY, CommonOptions, check_topic_name, command
 from marshal_py.client.marshal import connect
 from marshal_py.client.values.group_config import NAMES, check_settings
@@ -153,6 +155,38 @@ class UpdateOptions(SettingOptions, changes.PauseOptions):
         return edits[0] if edits else None
 
 
+class Created(Struct, frozen=True):
+    """`created`: False if the group has had these settings before. `offset`: of the record that set them."""
+
+    group: str
+    created: bool
+    offset: int
+
+
+class Updated(Struct, frozen=True):
+    """`changed`: the settings that were given, or whether the members have changed. `offset`: of the record."""
+
+    group: str
+    changed: dict[str, Any] | bool
+    offset: int
+
+
+class Shrunk(Struct, frozen=True):
+    """A topic that is smaller for a group, by the record at `offset`."""
+
+    group: str
+    topic: str
+    partitions: int
+    offset: int
+
+
+class Deleted(Struct, frozen=True):
+    """`deleted`: False if it was deleted before."""
+
+    group: str
+    deleted: bool
+
+
 ELSEWHERE: Final = {"paused", "parked", "silent"}  # causes that other words of a group's state tell
 
 app: Final = typer.Typer(help="Administer groups.", no_args_is_help=True, rich_markup_mode=None)
@@ -160,6 +194,7 @@ app: Final = typer.Typer(help="Administer groups.", no_args_is_help=True, rich_m
 
 @app.command("ls", epilog=LS_EXAMPLE)
 @command
+@prints(list[GroupSummary])
 def ls(
     options: CommonOptions,
     deleted: Annotated[bool, typer.Option("--deleted", help="Also those that were deleted.")] = False,
@@ -225,6 +260,7 @@ def _condition(group: GroupSummary) -> str:
 
 @app.command("create", epilog=CREATE_EXAMPLE)
 @command
+@prints(Created)
 def create(options: CreateOptions, group: changes.GroupName) -> None:
     """Create a group before its first consumer, or revive one that was deleted.
 
@@ -249,11 +285,12 @@ def create(options: CreateOptions, group: changes.GroupName) -> None:
         offset = target.create(reason=options.reason, watcher=lambda event: seen.append(event.kind), **wanted)
     created = "changed" in seen
     done = "is created" if created else "has these settings already"
-    options.print_result({"group": group, "created": created, "offset": offset}, f"group {group!r} {done}")
+    options.print_result(Created(group, created, offset), f"group {group!r} {done}")
 
 
 @app.command("update", epilog=UPDATE_EXAMPLE)
 @command
+@prints(Updated)
 def update(options: UpdateOptions, group: changes.GroupName) -> None:
     """Change the settings of a group; what is not named stays.
 
@@ -277,7 +314,7 @@ def update(options: UpdateOptions, group: changes.GroupName) -> None:
         return
     options.ask_about_take_over(group, options.take_over)
     offset = target.set_config(reason=options.reason, **options.pause(), watcher=options.watcher(), **wanted)
-    options.print_result({"group": group, "changed": wanted, "offset": offset}, f"group {group!r} is changed")
+    options.print_result(Updated(group, wanted, offset), f"group {group!r} is changed")
 
 
 def _change_members(options: UpdateOptions, name: str, target: LiveGroup, edit: Edit) -> None:
@@ -290,11 +327,12 @@ def _change_members(options: UpdateOptions, name: str, target: LiveGroup, edit: 
     changed = "changed" in seen
     done = f"the members of group {name!r} are changed"
     done = done if changed else f"nothing to change: the members of group {name!r} are as wanted already"
-    options.print_result({"group": name, "changed": changed, "offset": offset}, done)
+    options.print_result(Updated(name, changed, offset), done)
 
 
 @app.command("shrink", epilog=SHRINK_EXAMPLE)
 @command
+@prints(Shrunk)
 def shrink(
     options: changes.PauseOptions,
     group: changes.GroupName,
@@ -317,13 +355,13 @@ def shrink(
     options.ask_about_take_over(group, options.take_over)
     offset = target.shrink(topic, partitions, reason=options.reason, **options.pause(), watcher=options.watcher())
     options.print_result(
-        {"group": group, "topic": topic, "partitions": partitions, "offset": offset},
-        f"{topic!r} has {partitions} partitions in group {group!r}",
+        Shrunk(group, topic, partitions, offset), f"{topic!r} has {partitions} partitions in group {group!r}"
     )
 
 
 @app.command("rm", epilog=RM_EXAMPLE)
 @command
+@prints(Deleted)
 def rm(
     options: changes.ChangeOptions,
     group: changes.GroupName,
@@ -341,6 +379,5 @@ def rm(
         return
     deleted = target.delete(force=force, reason=options.reason, watcher=options.watcher())
     options.print_result(
-        {"group": group, "deleted": deleted},
-        f"group {group!r} is deleted" if deleted else f"group {group!r} was deleted before",
+        Deleted(group, deleted), f"group {group!r} is deleted" if deleted else f"group {group!r} was deleted before"
     )

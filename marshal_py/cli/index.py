@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from msgspec import structs
 
 from marshal_py.cli import output
+from marshal_py.cli.documents import prints
 from marshal_py.cli.options import CommonOptions, TopicName, command
 from marshal_py.cli.scan_bar import ScanBar
 from marshal_py.topics.key_index import Status
@@ -24,6 +24,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="The index, an SQLite
 
 
 @command
+@prints(Status)
 def index(
     options: CommonOptions,
     topic: TopicName,
@@ -76,7 +77,7 @@ def _opened(options: CommonOptions, topic: str, file: Path) -> Iterator[Topic]:
 def _print(options: CommonOptions, found: Status) -> None:
     behind = f", {found.behind} offsets behind" if found.behind else ""
     options.print_result(
-        structs.asdict(found),
+        found,
         f"{found.messages} messages of {found.keys} keys of topic {found.topic!r} are indexed, with copies of "
         f"{found.copies}{behind}",
     )

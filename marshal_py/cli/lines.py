@@ -41,6 +41,35 @@ class MessageLine(msgspec.Struct):
     headers: Sequence[HeaderLine] = ()
 
 
+class PrintedHeader(msgspec.Struct, frozen=True):
+    """One header. Its content is in `value`, or in `value_base64` if it is not utf-8; both are null without one."""
+
+    name: str
+    value: str | None
+    value_base64: str | None
+
+
+class PrintedMessage(msgspec.Struct, frozen=True):
+    """A message. `key`, `value`: text if they are utf-8, or what a deserializer has made of them; other bytes are in
+    `key_base64` and `value_base64`. Without a key or value both are null. `timestamp`: Kafka's, ms since 1970. `token`,
+    `delivery_count`: only of a consumer. `num_pending`, `last_offset`: only in a batch (StoredMessage).
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    key: Any
+    value: Any
+    timestamp: int
+    token: str | msgspec.UnsetType
+    key_base64: str | None
+    value_base64: str | None
+    headers: list[PrintedHeader]
+    delivery_count: int | msgspec.UnsetType = msgspec.UNSET
+    num_pending: int | msgspec.UnsetType | None = msgspec.UNSET
+    last_offset: int | msgspec.UnsetType | None = msgspec.UNSET
+
+
 _decoder = msgspec.json.Decoder(MessageLine)
 
 
@@ -62,30 +91,34 @@ def as_bytes(content: Any) -> bytes:
 
 def as_json(message: Message) -> bytes:
     """Returns one line of JSON with everything that the message has."""
-    told = {**content(message, str(message.token)), "delivery_count": message.delivery_count}
-    return json.dumps(told, ensure_ascii=False).encode() + b"\n"
+    told = content(message, str(message.token), message.delivery_count)
+    return msgspec.json.format(msgspec.json.encode(told), indent=0) + b"\n"
 
 
-def content(message: Message | StoredMessage, token: str | None = None) -> dict[str, Any]:
-    """Returns where the message is, its key, value and headers, and the token if there is one, as JSON's types."""
+def content(
+    message: Message | StoredMessage,
+    token: str | msgspec.UnsetType = msgspec.UNSET,
+    delivery_count: int | msgspec.UnsetType = msgspec.UNSET,
+) -> PrintedMessage:
+    """Returns a message as it is printed. The other arguments are of a consumer's."""
     key, key_base64 = _split(message.key)
     value, value_base64 = _split(message.value)
-    headers = [
-        dict(zip(("name", "value", "value_base64"), (name, *_split(content)), strict=True))
-        for name, content in message.headers
-    ]
-    return {
-        "topic": message.topic,
-        "partition": message.partition,
-        "offset": message.offset,
-        "key": key,
-        "value": value,
-        "timestamp": message.timestamp,
-        **({} if token is None else {"token": token}),
-        "key_base64": key_base64,
-        "value_base64": value_base64,
-        "headers": headers,
-    }
+    pending = getattr(message, "num_pending", None)  # of a StoredMessage
+    return PrintedMessage(
+        topic=message.topic,
+        partition=message.partition,
+        offset=message.offset,
+        key=key,
+        value=value,
+        timestamp=message.timestamp,
+        token=token,
+        key_base64=key_base64,
+        value_base64=value_base64,
+        headers=[PrintedHeader(name, *_split(content)) for name, content in message.headers],
+        delivery_count=delivery_count,
+        num_pending=msgspec.UNSET if pending is None else pending,
+        last_offset=msgspec.UNSET if pending is None else getattr(message, "last_offset", None),
+    )
 
 
 def from_json(line: bytes, number: int) -> tuple[bytes | None, bytes | None, Headers]:

@@ -6,15 +6,16 @@ from __future__ import annotations
 import base64
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
+from msgspec import Struct
 
 from marshal_py.admin import archive
-from marshal_py.admin.logs import Logs
+from marshal_py.admin.logs import Begun, Logs
 from marshal_py.cli import changes, output
+from marshal_py.cli.documents import Time, prints, time_of
 from marshal_py.cli.options import (
     NOBODY,
     CommonOptions,
@@ -36,11 +37,58 @@ RESET_EXAMPLE: Final = output.example("marshal log reset --dry-run")
 
 Group = Annotated[str | None, typer.Argument(help="One group; all if left out.")]
 
+
+class TailLine(Struct, frozen=True):
+    """A record, and what the fold said of it. `type`, `fields`: as PROTOCOL.md names them."""
+
+    log: int
+    time: Time | None
+    offset: int
+    group: str
+    type: str | None
+    fields: dict[str, Any]
+    verdict: str
+    reason: str
+
+
+class Dumped(Struct, frozen=True):
+    """How many records a file holds."""
+
+    file: str
+    records: int
+
+
+class Loaded(Struct, frozen=True):
+    """How many records a topic holds."""
+
+    topic: str
+    records: int
+
+
+class BrokenLog(Struct, frozen=True):
+    """A log that cannot be read, with its first and its end offset."""
+
+    log: int
+    first: int
+    end: int
+
+
+class Reset(Struct, frozen=True):
+    """What a reset did, or would do. `same_incarnation`: whether a copy of the root is left. `begun`: the logs that
+    begin again."""
+
+    outcome: Literal["dry_run", "begun_anew", "nothing_to_do"]
+    same_incarnation: bool | None
+    logs: list[BrokenLog]
+    begun: list[Begun]
+
+
 app: Final = typer.Typer(help="Look into the coordination topic.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("tail", epilog=TAIL_EXAMPLE)
 @command
+@prints(TailLine)
 def tail(
     options: ReadOptions,
     group: Group = None,
@@ -81,6 +129,7 @@ def tail(
 
 @app.command("dump", epilog=DUMP_EXAMPLE)
 @command
+@prints(Dumped, dict[str, Any])  # the lines of a dump: transport/dump.py
 def dump(
     options: CommonOptions,
     group: Group = None,
@@ -119,11 +168,12 @@ def dump(
                 raise output.CommandFailed(f"{str(path)!r} cannot be written: {error.strerror}") from error
             with file:
                 count = archive.dump(observer, file, group, options.as_json)
-            options.print_result({"file": str(path), "records": count}, f"{count} records in {path}")
+            options.print_result(Dumped(str(path), count), f"{count} records in {path}")
 
 
 @app.command("load", epilog=LOAD_EXAMPLE)
 @command
+@prints(Loaded)
 def load(
     options: CommonOptions,
     file: Annotated[
@@ -141,7 +191,7 @@ def load(
     """
     topic = options.coordination_topic
     count = archive.load(file, options.transport(), topic)
-    options.print_result({"topic": topic, "records": count}, f"{count} records in {topic}")
+    options.print_result(Loaded(topic, count), f"{count} records in {topic}")
 
 
 def _concerns(judged: Judged, group: str | None) -> bool:
@@ -157,10 +207,10 @@ def _print(judged: Judged, form: str) -> None:
     if form == "raw":
         print(record.log, record.offset, record.timestamp_ms, _base64(record.key), _base64(record.value), flush=True)
         return
-    time = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    time = time_of(record.timestamp_ms)
     fields = as_dict(verdict)
     if form == "json":
-        output.print_json({"log": record.log, "time": time, **fields})
+        output.print_json(TailLine(record.log, time, **fields))
         return
     mark = {"accepted": " ", "rejected": "x", "ignored": "-"}[fields["verdict"]]
     print(
@@ -188,6 +238,7 @@ If a backup of the log exists (`marshal log dump`), keep it: a reset cannot be u
 
 @app.command("reset", epilog=RESET_EXAMPLE)
 @command
+@prints(Reset)
 def reset(options: CommonOptions, dry_run: changes.DryRun = False, yes: changes.Yes = False) -> None:
     """Begin a new history for logs whose beginning was deleted without a snapshot (HistoryTruncated).
 
@@ -214,12 +265,12 @@ def reset(options: CommonOptions, dry_run: changes.DryRun = False, yes: changes.
             begun = [logs.restart(number, root) for number in broken]
     if options.as_json:
         output.print_json(
-            {
-                "outcome": "dry_run" if dry_run and broken else "begun_anew" if begun else "nothing_to_do",
-                "same_incarnation": kept if broken else None,
-                "logs": [{"log": number, "first": log.first, "end": log.end} for number, log in broken.items()],
-                "begun": [each._asdict() for each in begun],
-            }
+            Reset(
+                outcome="dry_run" if dry_run and broken else "begun_anew" if begun else "nothing_to_do",
+                same_incarnation=kept if broken else None,
+                logs=[BrokenLog(number, log.first, log.end) for number, log in broken.items()],
+                begun=begun,
+            )
         )
         return
     for each in begun:

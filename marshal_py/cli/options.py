@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, get_type_hints
 
@@ -23,6 +22,7 @@ from marshal_py.admin.group import Group
 from marshal_py.admin.views.suggestions import NOBODY as NOBODY
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import output
+from marshal_py.cli.documents import time_of
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.values.options import COORDINATION_TOPIC, check_topics
 from marshal_py.client.values.position_text import moment_of
@@ -188,13 +188,14 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(**given: Any) -> None:
-        with output.error_reporting(flags):
+        with output.error_reporting(flags, given.get("as_json", False)):
             if shared is None:
                 function(**given)
                 return
             with closing(shared(**{name: given.pop(name) for name in names})) as options:
                 function(**given, **{_PARAMETER: options})
 
+    run.prints = (*getattr(function, "prints", ()), *getattr(shared, "ALSO_PRINTS", ()))  # type: ignore[attr-defined]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads the options from it
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
@@ -287,11 +288,8 @@ def _places(observer: Observer, offsets: Mapping[int, int]) -> str:
     """Returns in words where records are, with their times. `offsets`: by log."""
     words = []
     for log, at in sorted(offsets.items()):
-        time_ms = observer.times_of(log, [at]).get(at)
-        when = (
-            "" if time_ms is None else f", {datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec='seconds')}"
-        )
-        words.append(f"log {log} at offset {at}{when}")
+        when = time_of(observer.times_of(log, [at]).get(at), "seconds")
+        words.append(f"log {log} at offset {at}{'' if when is None else f', {when}'}")
     return first_of(words, LOGS_NAMED)
 
 

@@ -15,11 +15,11 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import typer
-from msgspec import to_builtins
 from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin.plans.runner import SAME_S
+from marshal_py.cli.documents import Failure, plain
 from marshal_py.errors import MarshalError
 
 FAILED: Final = 1
@@ -44,20 +44,27 @@ def example(line: str) -> str:
 
 
 @contextmanager
-def error_reporting(options: Mapping[str, str]) -> Iterator[None]:
+def error_reporting(options: Mapping[str, str], as_json: bool = False) -> Iterator[None]:
     """Turns an error of this library, or of a full disk, into one line on stderr and exit code 1; ctrl-C into 130.
 
     `options`: by the name that an argument has in Python, the command's option for it. The line names the options.
     """
+
+    def failed(error: BaseException, text: str, code: int = FAILED) -> typer.Exit:
+        if as_json:
+            say_failure(type(error).__name__, text, code, getattr(error, "retriable", False))
+        else:
+            say(f"marshal: {text}")
+        return typer.Exit(code)
+
     try:
         yield
         sys.stdout.flush()
     except MarshalError as error:
-        say(f"marshal: {' '.join(_with_options(str(error), options).split())}")
-        raise typer.Exit(INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else FAILED) from error
+        code = INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else FAILED
+        raise failed(error, " ".join(_with_options(str(error), options).split()), code) from error
     except KeyboardInterrupt as error:
-        say(f"marshal: interrupted{f'; {error}' if str(error) else ''}")
-        raise typer.Exit(INTERRUPTED) from error
+        raise failed(error, f"interrupted{f'; {error}' if str(error) else ''}", INTERRUPTED) from error
     except BrokenPipeError as error:
         # The reader has gone (`| head`). Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -66,11 +73,16 @@ def error_reporting(options: Mapping[str, str]) -> Iterator[None]:
         if error.filename is not None or error.errno not in DISK_ERRORS:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        say(
-            f"marshal: the output cannot be written ({error.strerror}); what the command has done stays done: look "
-            f"before you run it again"
-        )
-        raise typer.Exit(FAILED) from error
+        raise failed(
+            error,
+            f"the output cannot be written ({error.strerror}); what the command has done stays done: look before you "
+            f"run it again",
+        ) from error
+
+
+def say_failure(error: str, text: str, exit_code: int, retriable: bool = False) -> None:
+    """Prints on stderr, as one line of JSON, why a command fails."""
+    say(json.dumps(plain(Failure(error, text, retriable, exit_code)), ensure_ascii=False))
 
 
 def _with_options(text: str, options: Mapping[str, str]) -> str:
@@ -173,6 +185,6 @@ def say(line: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Prints one JSON document on one line, flushed at once so that the next program of a pipe sees it. A Struct
-    becomes an object with its fields."""
-    print(json.dumps(value, ensure_ascii=False, default=to_builtins), flush=True)
+    """Prints one document (documents.py) as JSON on one line, flushed at once so that the next program of a pipe sees
+    it."""
+    print(json.dumps(plain(value), ensure_ascii=False), flush=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Literal, cast
 
 import typer
+from msgspec import UNSET, Struct, UnsetType
 
 from marshal_py.admin.plans import impact
 from marshal_py.admin.plans.operation import Progress, Terms
 from marshal_py.cli import changes, output
+from marshal_py.cli.documents import prints
 from marshal_py.cli.options import command, number_or_none
 from marshal_py.protocol.wire.records import PAUSE_MS_MAX
 
@@ -27,7 +29,35 @@ class ReleaseOptions(changes.PauseOptions):
     adopt: Annotated[bool, typer.Option("--adopt", help="Replace a running pause of your own.")] = False
 
 
+class PauseEvent(Struct, frozen=True):
+    """What --hold has done. `over_at`: of `paused_again`, when the pause had been over."""
+
+    group: str
+    event: Literal["drained", "renewed", "paused_again"]
+    token: int
+    over_at: str | UnsetType = UNSET
+
+
+class PauseResult(Struct, frozen=True):
+    """A pause. `released`: partitions that were owned before. `evicted`: sessions. `held`: it is over now."""
+
+    group: str
+    token: int | None
+    duration_s: float
+    released: list[str]
+    evicted: list[int]
+    held: bool
+
+
+class Resumed(Struct, frozen=True):
+    """`resumed`: whether the group was paused."""
+
+    group: str
+    resumed: bool
+
+
 @command
+@prints(PauseResult, PauseEvent)
 def pause(
     options: ReleaseOptions,
     group: changes.GroupName,
@@ -67,19 +97,19 @@ def pause(
     def watch(event: Progress) -> None:
         report(event)
         if hold and options.as_json and event.kind in ("drained", "renewed", "paused_again"):
-            over = {"over_at": event.text} if event.kind == "paused_again" else {}
-            output.print_json({"group": group, "event": event.kind, "token": event.offset, **over})
+            over_at = event.text if event.kind == "paused_again" else UNSET
+            output.print_json(PauseEvent(group, cast(Any, event.kind), event.offset, over_at))
 
     done = target.pause(duration_s, options.reason, keep=hold, watcher=watch, **options.pause())
     options.print_result(
-        {
-            "group": group,
-            "token": number_or_none(done.token),
-            "duration_s": done.duration_s,
-            "released": [str(tp) for tp in done.released],
-            "evicted": done.evicted,
-            "held": hold,
-        },
+        PauseResult(
+            group=group,
+            token=number_or_none(done.token),
+            duration_s=done.duration_s,
+            released=[str(tp) for tp in done.released],
+            evicted=list(done.evicted),
+            held=hold,
+        ),
         f"group {group!r} continues"
         if hold
         else f"group {group!r} is paused for {done.duration_s:g} s, token {done.token}",
@@ -87,6 +117,7 @@ def pause(
 
 
 @command
+@prints(Resumed)
 def resume(
     options: changes.ChangeOptions,
     group: changes.GroupName,
@@ -108,5 +139,5 @@ def resume(
     options.ask_about_take_over(group, take_over)
     ended = target.resume(token=token, take_over=take_over, reason=options.reason)
     options.print_result(
-        {"group": group, "resumed": ended}, f"group {group!r} continues" if ended else f"group {group!r} was not paused"
+        Resumed(group, ended), f"group {group!r} continues" if ended else f"group {group!r} was not paused"
     )

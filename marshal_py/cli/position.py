@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
+from msgspec import UNSET, Struct, UnsetType
 
 from marshal_py.admin.group import Group, Moved
 from marshal_py.admin.plans.impact import Row
 from marshal_py.admin.plans.position_resolver import Target, target_of
+from marshal_py.admin.views.recreated_topics import RecreatedTopic
 from marshal_py.cli import changes, output
+from marshal_py.cli.documents import prints
 from marshal_py.cli.options import command, number_or_none
 from marshal_py.client.values.position_text import RULE
 from marshal_py.errors import AdminBusy, AdminFailed, InvalidOption
@@ -19,7 +22,41 @@ from marshal_py.protocol.wire.identity import NONE
 EXAMPLE: Final = output.example("marshal set-position billing orders --to earliest --dry-run")
 
 
+class PartitionMove(Struct, frozen=True):
+    """A partition that moves to `target`. `skipped`, `repeated`: how many messages will not be read, or again."""
+
+    topic: str
+    partition: int
+    owner: str | None
+    position: int | None
+    target: int
+    skipped: int
+    repeated: int
+
+
+class Move(Struct, frozen=True):
+    """A move of positions. `offset`: of its record. `token`: of the pause that is left. `recreated`: topics that it
+    accepts as they are now. `refused`: in a dry run, why a running pause would forbid it."""
+
+    group: str
+    outcome: Literal["dry_run", "moved"]
+    offset: int | None
+    token: int | None
+    partitions: list[PartitionMove]
+    recreated: list[RecreatedTopic]
+    refused: str | UnsetType | None
+
+
+class NotMoved(Struct, frozen=True):
+    """Says what became of a move that failed, and why."""
+
+    group: str
+    outcome: str
+    reason: str
+
+
 @command
+@prints(Move, NotMoved)
 def set_position(
     options: changes.PauseOptions,
     group: changes.GroupName,
@@ -76,26 +113,27 @@ def _move(where: Group, topics: list[str], target: Target, stay_paused: bool, op
     except (AdminBusy, AdminFailed) as error:
         if options.as_json:
             outcome = error.outcome if isinstance(error, AdminFailed) else AdminFailed.NOT_MOVED
-            output.print_json({"group": where.name, "outcome": outcome, "reason": str(error)})
+            output.print_json(NotMoved(where.name, outcome, str(error)))
         raise
 
 
-def _print(group: str, moved: Moved, outcome: str, as_json: bool) -> None:
+def _print(group: str, moved: Moved, outcome: Literal["dry_run", "moved"], as_json: bool) -> None:
     if as_json:
-        rows = [
-            {**row._asdict(), "owner": row.owner or None, "position": number_or_none(row.position)}
-            for row in moved.rows
-        ]
         output.print_json(
-            {
-                "group": group,
-                "outcome": outcome,
-                "offset": number_or_none(moved.offset),
-                "token": number_or_none(moved.token),
-                "partitions": rows,
-                "recreated": [one._asdict() for one in moved.recreated],
-                **({"refused": moved.refused or None} if outcome == "dry_run" else {}),
-            }
+            Move(
+                group=group,
+                outcome=outcome,
+                offset=number_or_none(moved.offset),
+                token=number_or_none(moved.token),
+                partitions=[
+                    PartitionMove(
+                        **{**row._asdict(), "owner": row.owner or None, "position": number_or_none(row.position)}
+                    )
+                    for row in moved.rows
+                ],
+                recreated=list(moved.recreated),
+                refused=(moved.refused or None) if outcome == "dry_run" else UNSET,
+            )
         )
         return
     for line in _recreated(moved, "would be" if outcome == "dry_run" else "are"):

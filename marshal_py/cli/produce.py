@@ -8,8 +8,10 @@ from contextlib import closing
 from typing import Annotated, Final
 
 import typer
+from msgspec import Struct
 
 from marshal_py.cli import lines, output
+from marshal_py.cli.documents import prints
 from marshal_py.cli.options import CommonOptions, check_topic_name, command
 from marshal_py.errors import InvalidOption, TopicMissing
 from marshal_py.topics.keys import SubjectKey, subject_key
@@ -18,7 +20,15 @@ from marshal_py.transport.producer import KafkaProducer
 EXAMPLE: Final = output.example("echo '42:paid' | marshal produce orders --key-separator : --header source=shell")
 
 
+class Written(Struct, frozen=True):
+    """How many messages the cluster has acknowledged."""
+
+    topic: str
+    written: int
+
+
 @command
+@prints(Written)
 def produce(
     options: CommonOptions,
     topic: Annotated[str, typer.Argument(callback=check_topic_name, help="Where to write. It must exist.")],
@@ -83,7 +93,7 @@ def produce(
                     raise TopicMissing(topic)
     finally:
         producer.close()
-    options.print_result({"topic": topic, "written": producer.written}, f"{producer.written} written")
+    options.print_result(Written(topic, producer.written), f"{producer.written} written")
 
 
 def _header(text: str) -> tuple[str, bytes]:

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, Literal
 
 import typer
+from msgspec import Struct, structs
 
 from marshal_py.admin.logs import CONFIRM_S, LogConnection, Logs, Written
 from marshal_py.cli import changes, output
+from marshal_py.cli.documents import prints
 from marshal_py.cli.options import NOBODY, CommonOptions, command, number_or_none
 
 EXAMPLE: Final = output.example("marshal snapshot --log 0 --dry-run")
 
+Outcome = Literal["dry_run", "too_short", "already_there", "self_audit", "confirmed"]
+
+
+class Kept(Struct, frozen=True):
+    """A log from its `first` offset to its `end`. `sessions`: the client ids of live ones. `snapshot`, `older`: the
+    offsets of the newest two. `deleted_before`: with --truncate."""
+
+    log: int
+    first: int
+    end: int
+    sessions: list[str]
+    outcome: Outcome
+    snapshot: int | None
+    older: int | None
+    state_bytes: int | None
+    deleted_before: int | None
+
 
 @command
+@prints(list[Kept])
 def snapshot(
     options: CommonOptions,
     log: Annotated[
@@ -38,7 +58,7 @@ def snapshot(
     deletes only records before the second newest confirmed snapshot that all live consumers have read.
     """
     kept_s, wait_s = changes.seconds(keep), changes.seconds(wait)
-    found: list[dict[str, Any]] = []
+    found: list[Kept] = []
     with Logs(options.transport(), options.coordination_topic) as logs:
         numbers = logs.numbers(log)
         if not numbers:
@@ -58,35 +78,33 @@ def snapshot(
         output.print_json(found)
 
 
-def _one(
-    logs: Logs, connection: LogConnection, truncate: bool, kept_s: float, wait_s: float, dry_run: bool
-) -> dict[str, Any]:
+def _one(logs: Logs, connection: LogConnection, truncate: bool, kept_s: float, wait_s: float, dry_run: bool) -> Kept:
     """Writes the snapshot of one log, and truncates it; in a dry run only says what it would do."""
     written = None
     if not dry_run:
         written = connection.write(wait_s)
     kept = connection.look()
-    row: dict[str, Any] = {
-        "log": kept.log,
-        "first": kept.first,
-        "end": kept.end,
-        "sessions": list(kept.sessions),
-        "outcome": "dry_run" if dry_run else _outcome(written),
-        "snapshot": number_or_none(connection.wanted if dry_run and connection.wanted else kept.newest),
-        "older": number_or_none(kept.older),
-        "state_bytes": written.state_bytes if written is not None else None,
-        "deleted_before": None,
-    }
+    deleted_before = None
     if truncate:
         before = logs.limit(kept, kept_s)
         if before > kept.first:
             if not dry_run:
                 logs.delete(kept.log, before)
-            row["deleted_before"] = before
-    return row
+            deleted_before = before
+    return Kept(
+        log=kept.log,
+        first=kept.first,
+        end=kept.end,
+        sessions=list(kept.sessions),
+        outcome="dry_run" if dry_run else _outcome(written),
+        snapshot=number_or_none(connection.wanted if dry_run and connection.wanted else kept.newest),
+        older=number_or_none(kept.older),
+        state_bytes=written.state_bytes if written is not None else None,
+        deleted_before=deleted_before,
+    )
 
 
-def _outcome(written: Written | None) -> str:
+def _outcome(written: Written | None) -> Outcome:
     if written is None:
         return "too_short"
     if not written.state_bytes:
@@ -94,7 +112,7 @@ def _outcome(written: Written | None) -> str:
     return "self_audit" if written.self_audit else "confirmed"
 
 
-def _sentence(row: dict[str, Any]) -> str:
+def _sentence(row: Kept) -> str:
     words = {
         "dry_run": "would be written down at offset {snapshot}",
         "too_short": "has less than 16 records: nothing to write down",
@@ -102,8 +120,8 @@ def _sentence(row: dict[str, Any]) -> str:
         "self_audit": "is written down at offset {snapshot} ({state_bytes} bytes), confirmed by a second fold",
         "confirmed": "is written down at offset {snapshot} ({state_bytes} bytes), confirmed by a consumer",
     }
-    text = f"log {row['log']} ({row['first']} to {row['end']}) " + words[row["outcome"]].format(**row)
-    if row["deleted_before"] is not None:
-        verb = "would go" if row["outcome"] == "dry_run" else "are deleted"
-        text += f"; records below {row['deleted_before']} {verb}"
+    text = f"log {row.log} ({row.first} to {row.end}) " + words[row.outcome].format(**structs.asdict(row))
+    if row.deleted_before is not None:
+        verb = "would go" if row.outcome == "dry_run" else "are deleted"
+        text += f"; records below {row.deleted_before} {verb}"
     return text

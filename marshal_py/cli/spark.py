@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from msgspec import Struct
 
 from marshal_py.cli import output
+from marshal_py.cli.documents import prints
 from marshal_py.cli.options import CommonOptions, command
 from marshal_py.client.values.position_text import TIME, parse
 from marshal_py.errors import InvalidOption
@@ -29,11 +31,30 @@ Master = Annotated[
     str, typer.Option("--master", metavar="URL", help="Of the Spark cluster; sc://HOST:PORT is Spark Connect.")
 ]
 
+
+class ArchivedLog(Struct, frozen=True):
+    """A log of which the archive had the records from `begin` to `first`, and has those to `end` now."""
+
+    log: int
+    begin: int
+    first: int
+    end: int
+
+
+class ArchiveRun(Struct, frozen=True):
+    """How many records a run has added to an archive."""
+
+    path: str
+    added: int
+    logs: list[ArchivedLog]
+
+
 app: Final = typer.Typer(help="The coordination topic as data, on Spark.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("archive", epilog=ARCHIVE_EXAMPLE)
 @command
+@prints(ArchiveRun)
 def archive(
     options: CommonOptions,
     path: Annotated[str, typer.Argument(help="Folder, or any address that Spark writes to.")],
@@ -50,9 +71,8 @@ def archive(
 
         done = archives.archive(session, settings, path, coordination_topic=options.coordination_topic)
     if options.as_json:
-        output.print_json(
-            {"path": path, "added": sum(run.end - run.first for run in done), "logs": [run._asdict() for run in done]}
-        )
+        logs = [ArchivedLog(*run) for run in done]
+        output.print_json(ArchiveRun(path, sum(run.end - run.first for run in done), logs))
         return
     for run in done:
         print(f"log {run.log}: {run.end - run.first} records added, {run.begin} to {run.end} are archived")
@@ -62,6 +82,7 @@ def archive(
 
 @app.command("report", epilog=REPORT_EXAMPLE)
 @command
+@prints(dict[str, list[dict[str, Any]]])  # by question: docs/spark-reference.md
 def report(
     options: CommonOptions,
     path: Annotated[

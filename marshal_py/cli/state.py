@@ -6,23 +6,40 @@ from collections.abc import Callable
 from typing import Annotated, Final
 
 import typer
+from msgspec import Struct, structs
 
 from marshal_py.admin.views import overview
-from marshal_py.admin.views.group_info import POLICIES, GroupHealth, GroupState, MemberInfo, PartitionHealth, plain
+from marshal_py.admin.views.group_info import GroupHealth, GroupInfo, GroupState, MemberInfo, PartitionHealth, PinInfo
 from marshal_py.admin.views.looking import Looking
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.admin.watch import Watch
 from marshal_py.cli import output
+from marshal_py.cli.documents import prints
 from marshal_py.cli.options import NOBODY, ReadOptions, command, require_group
 from marshal_py.client.values.position_text import print_table
 from marshal_py.log.observer import Observer
-from marshal_py.protocol.fold.policies import policy_named
+from marshal_py.protocol.fold.policies import having, policy_named
 from marshal_py.protocol.fold.world import Group
 
 EXAMPLE: Final = output.example("marshal state billing --json")
 
 
+class Overview(Struct, frozen=True):
+    """Groups. `incarnation`: of the coordination topic, in hex; null if no consumer has ever run."""
+
+    coordination_topic: str
+    incarnation: str | None
+    groups: list[GroupState]
+
+
+class GroupSettings(GroupInfo, frozen=True, kw_only=True):
+    """A group, as GroupInfo says, and who is pinned; null if its policy pins nobody."""
+
+    pin: PinInfo | None
+
+
 @command
+@prints(Overview, GroupHealth, list[MemberInfo], GroupSettings)
 def state(
     options: ReadOptions,
     group: Annotated[str | None, typer.Argument(metavar="GROUP", help="One group; all if left out.")] = None,
@@ -77,7 +94,7 @@ def state(
     if incarnation is None:
         output.say(NOBODY)
     if options.as_json:
-        output.print_json({"coordination_topic": observer.topic, "incarnation": incarnation, "groups": groups})
+        output.print_json(Overview(observer.topic, incarnation, groups))
         return
     for one in groups:
         _print(one)
@@ -208,7 +225,7 @@ def _settings(options: ReadOptions, group: str) -> None:
     found = target.info()
     pin = target.pin_info() if policy_named(found.policy or "").pins else None
     if options.as_json:
-        output.print_json(plain(found) if pin is None else {**plain(found), "pin": pin})
+        output.print_json(GroupSettings(**structs.asdict(found), pin=pin))
         return
     failover = f"{found.failover_s:g} s" if found.failover_s else "never"
     origin = found.settings_from
@@ -218,7 +235,7 @@ def _settings(options: ReadOptions, group: str) -> None:
         "policy": found.policy,
         "max members": found.max_members,
         "priority timeout": None if found.priority_timeout_s is None else f"{found.priority_timeout_s:g} s",
-        "failover": failover if found.policy in POLICIES["failover_s"] else None,
+        "failover": failover if found.policy in having("failover_s") else None,
         "lag weights": "yes" if found.lag_weighted else None,
         "priority group": ", ".join(one.name for one in found.priority_groups) or None,
         "on topic recreated": found.on_topic_recreated,

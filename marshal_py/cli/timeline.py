@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from msgspec import Struct
 
 from marshal_py.cli import changes, output
+from marshal_py.cli.documents import Time, prints, time_of
 from marshal_py.cli.options import NOBODY, ReadOptions, Since, check_time, command, require_group
 from marshal_py.client.values.position_text import moment_of
 from marshal_py.history.page import page
@@ -24,7 +25,19 @@ Until = Annotated[
 ]
 
 
+class Drawn(Struct, frozen=True):
+    """A page in `file`: the span of time, and how many partitions and records of the log it has."""
+
+    group: str
+    file: str
+    from_: Time | None
+    to: Time | None
+    partitions: int
+    records: int
+
+
 @command
+@prints(Drawn)
 def timeline(
     options: ReadOptions,
     group: changes.GroupName,
@@ -59,10 +72,9 @@ def timeline(
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise output.CommandFailed(f"{str(path)!r} cannot be written: {error.strerror}") from error
-    begin, end = (_iso(picture.from_ms + ms) for ms in (0, picture.to_ms))
-    found = {"file": str(path), "from": begin, "to": end, "partitions": len(picture.lanes)}
+    begin, end = (time_of(picture.from_ms + ms) for ms in (0, picture.to_ms))
     options.print_result(
-        {"group": group, **found, "records": len(picture.records)},
+        Drawn(group, str(path), begin, end, len(picture.lanes), len(picture.records)),
         f"{path}: {begin} to {end}, {len(picture.lanes)} partitions, {len(picture.records)} records",
     )
 
@@ -82,7 +94,3 @@ def span_of(
     if from_ms >= to_ms:
         raise typer.BadParameter("--since names no time before the end (--until, or now)")
     return from_ms, to_ms
-
-
-def _iso(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")

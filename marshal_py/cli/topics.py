@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
-from msgspec import structs
+from msgspec import UNSET, Struct, UnsetType
 
 from marshal_py.admin.group import group_names
 from marshal_py.cli import output
 from marshal_py.cli.changes import Yes, ask
+from marshal_py.cli.documents import prints
 from marshal_py.cli.options import CommonOptions, TopicName, check_time, command, number_or_none
 from marshal_py.errors import CoordinationTopicMissing
 from marshal_py.topics import changes
@@ -26,6 +27,61 @@ UPDATE_EXAMPLE: Final = output.example("marshal topics update orders --partition
 RM_EXAMPLE: Final = output.example("marshal topics rm orders --dry-run")
 PURGE_EXAMPLE: Final = output.example("marshal topics purge orders --keep 1000 --dry-run")
 
+
+class NamedTopic(Struct, frozen=True):
+    """A topic, and how many partitions it has."""
+
+    topic: str
+    partitions: int
+
+
+class PartitionPlace(Struct, frozen=True):
+    """A partition: its first and its end offset, and the brokers that have it, by number. `isr`: those in sync."""
+
+    partition: int
+    first: int
+    end: int
+    leader: int | None
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+class TopicDetails(Struct, frozen=True):
+    """A topic. `topic_id`: Kafka's, "" where the cluster has none. `settings`: its configuration."""
+
+    name: str
+    topic_id: str
+    partitions: list[PartitionPlace]
+    settings: dict[str, str]
+
+
+class TopicChange(Struct, frozen=True):
+    """What was done to a topic. Of a dry run `would`: what would change; `groups`: who consumes it."""
+
+    topic: str
+    dry_run: bool
+    outcome: str
+    would: dict[str, str] | UnsetType = UNSET
+    groups: list[str] | UnsetType = UNSET
+
+
+class PurgedPartition(Struct, frozen=True):
+    """The first offset `before` and `after` the purge, and the `end`."""
+
+    partition: int
+    before: int
+    after: int
+    end: int
+
+
+class TopicPurge(Struct, frozen=True):
+    """What a purge did, or would do."""
+
+    topic: str
+    dry_run: bool
+    partitions: list[PurgedPartition]
+
+
 app: Final = typer.Typer(no_args_is_help=True, help="Topics: create, show, change, delete.")
 Config = Annotated[
     list[str] | None, typer.Option("--config", metavar="NAME=VALUE", help="A setting of the topic; repeatable.")
@@ -35,6 +91,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be 
 
 @app.command("ls", epilog=LS_EXAMPLE)
 @command
+@prints(list[NamedTopic])
 def ls(options: CommonOptions) -> None:
     """List the topics that this client may see. Kafka's own, which begin with two underscores, are left out."""
     admin = options.transport().admin()
@@ -44,11 +101,12 @@ def ls(options: CommonOptions) -> None:
     finally:
         admin.close()
     text = "\n".join(f"{name}  {count} partitions" for name, count in counts.items())
-    options.print_result([{"topic": name, "partitions": count} for name, count in counts.items()], text or "no topics")
+    options.print_result([NamedTopic(*each) for each in counts.items()], text or "no topics")
 
 
 @app.command("info", epilog=INFO_EXAMPLE)
 @command
+@prints(TopicDetails)
 def info(options: CommonOptions, topic: TopicName) -> None:
     """Show a topic's partitions with their first and end offsets, leaders and replicas, and its settings."""
     transport = options.transport()
@@ -60,17 +118,10 @@ def info(options: CommonOptions, topic: TopicName) -> None:
         admin.close()
     if options.as_json:
         partitions = [
-            {
-                "partition": number,
-                "first": first,
-                "end": end,
-                "leader": number_or_none(brokers[number].leader),
-                "replicas": brokers[number].all,
-                "isr": brokers[number].in_sync,
-            }
-            for number, (first, end) in found.partitions.items()
+            PartitionPlace(number, *bounds, number_or_none(brokers[number].leader), *brokers[number][1:])
+            for number, bounds in found.partitions.items()
         ]
-        output.print_json({**structs.asdict(found), "partitions": partitions})
+        output.print_json(TopicDetails(found.name, found.topic_id, partitions, found.settings))
         return
     rows = (
         (number, first, end, end - first, number_or_none(brokers[number].leader), *map(_numbers, brokers[number][1:]))
@@ -88,6 +139,7 @@ def _numbers(brokers: Sequence[int]) -> str:
 
 @app.command("create", epilog=CREATE_EXAMPLE)
 @command
+@prints(TopicChange)
 def create(
     options: CommonOptions,
     topic: TopicName,
@@ -106,6 +158,7 @@ def create(
 
 @app.command("update", epilog=UPDATE_EXAMPLE)
 @command
+@prints(TopicChange)
 def update(
     options: CommonOptions,
     topic: TopicName,
@@ -126,6 +179,7 @@ def update(
 
 @app.command("rm", epilog=RM_EXAMPLE)
 @command
+@prints(TopicChange)
 def rm(options: CommonOptions, topic: TopicName, dry_run: DryRun = False, yes: Yes = False) -> None:
     """Delete a topic and everything in it, for good."""
     with _admin(options, topic) as admin:
@@ -183,19 +237,19 @@ def _done(
     groups: Sequence[str] = (),
 ) -> None:
     """Prints what was done, or in a dry run what would be: `will` by name, and the `groups` that it would touch."""
-    result: dict[str, Any] = {"topic": topic, "dry_run": dry_run, "outcome": "dry_run" if dry_run else what}
     if not dry_run:
-        options.print_result(result, f"topic {topic!r} is {what}")
+        options.print_result(TopicChange(topic, False, what), f"topic {topic!r} is {what}")
         return
     lines = [f"topic {topic!r} would be {what}: nothing was done"]
     lines += [f"  {name}: {value}" for name, value in (will or {}).items()]
     options.print_result(
-        {**result, "would": dict(will or {}), "groups": [*groups]}, "\n".join([*lines, *_consumed_by(groups)])
+        TopicChange(topic, True, "dry_run", dict(will or {}), [*groups]), "\n".join([*lines, *_consumed_by(groups)])
     )
 
 
 @app.command("purge", epilog=PURGE_EXAMPLE)
 @command
+@prints(TopicPurge)
 def purge(
     options: CommonOptions,
     topic: TopicName,
@@ -219,10 +273,7 @@ def purge(
         found = planned if dry_run else source.purge(**target)  # type: ignore[arg-type]
     finally:
         source.close()
-    rows = [{"partition": number, **each._asdict()} for number, each in found.items()]
+    rows = [PurgedPartition(number, *each) for number, each in found.items()]
     would = "would be" if dry_run else "are"
-    lines = [f"{topic}:{row['partition']} begins at {row['after']} (was {row['before']})" for row in rows]
-    options.print_result(
-        {"topic": topic, "dry_run": dry_run, "partitions": rows},
-        "\n".join([*lines, f"{going} offsets {would} deleted"]),
-    )
+    lines = [f"{topic}:{row.partition} begins at {row.after} (was {row.before})" for row in rows]
+    options.print_result(TopicPurge(topic, dry_run, rows), "\n".join([*lines, f"{going} offsets {would} deleted"]))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final
 
-import msgspec
 import typer
 
 from marshal_py.cli import output
+from marshal_py.cli.documents import prints
 from marshal_py.cli.options import Json, command
 from marshal_sim.cluster.dump_state import read
 from marshal_sim.cluster.scenario import Options
@@ -21,6 +21,7 @@ EXAMPLE: Final = output.example("marshal simulate audit billing.dump --seeds 0:4
 
 
 @command
+@prints(Audit, sweep.Total, one_run.ScheduleResult, sweep.TraceEvent)
 def audit(
     dump: Annotated[Path, typer.Argument(metavar="FILE", help="A dump (`marshal log dump`).")],
     wanted: seeds.Seeds = None,
@@ -65,7 +66,7 @@ def _show(dump: Path, as_json: bool) -> None:
     """Judges the dump. Exit code 1 if a promise is broken: runs from such a state would prove nothing."""
     found = dump_audit.audit(dump)
     if as_json:
-        output.print_json(msgspec.to_builtins(found))
+        output.print_json(found)
     else:
         _print(found)
     if found.first is not None:

@@ -6,8 +6,10 @@ import sys
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import Struct
 
 from marshal_py.cli import output
+from marshal_py.cli.documents import plain, prints, with_fields
 from marshal_py.cli.options import Json, command
 from marshal_sim.exhaustive.bfs import Progress, SearchReport
 from marshal_sim.exhaustive.configurations import MODELS, QUICK
@@ -18,7 +20,21 @@ LIST: Final = "list"
 ALL: Final = "all"
 
 
+class Model(Struct, frozen=True):
+    """A small model. `bounds`: how often a thing may happen in it."""
+
+    name: str
+    says: str
+    bounds: dict[str, int]
+    partitions: int
+    messages: int
+
+
+Searched: Final = with_fields("Searched", SearchReport, bounds=dict[str, int], partitions=int, messages=int)
+
+
 @command
+@prints(Searched, Model)
 def exhaustive(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Of a small model; `all` of the quick ones, `list` names them.")
@@ -51,8 +67,7 @@ def exhaustive(
 def _print_list(as_json: bool) -> None:
     for configuration in (model.configuration for model in MODELS.values()):
         if as_json:
-            names = {"name": configuration.name, "says": configuration.says}
-            output.print_json({**names, **_bounds(configuration.name)})
+            output.print_json(Model(name=configuration.name, says=configuration.says, **_bounds(configuration.name)))
         else:
             print(f"{configuration.name:<28} {configuration.says}")
 
@@ -80,8 +95,7 @@ def _print(report: SearchReport, as_json: bool) -> None:
     if sys.stderr.isatty():
         print(file=sys.stderr)
     if as_json:
-        broken = [violation._asdict() for violation in report.violations]
-        output.print_json({**report._asdict(), **_bounds(report.configuration), "violations": broken})
+        output.print_json({**plain(report), **_bounds(report.configuration)})
         return
     bounds = ", ".join(f"{key} {value}" for key, value in _bounds(report.configuration)["bounds"].items())
     print(f"{report.configuration}: {MODELS[report.configuration].configuration.says}")

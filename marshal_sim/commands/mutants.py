@@ -7,7 +7,9 @@ from typing import Annotated, Final
 import typer
 
 from marshal_py.cli import output
+from marshal_py.cli.documents import plain, prints, with_fields
 from marshal_py.cli.options import Json, command
+from marshal_sim.cluster.run import Result
 from marshal_sim.commands import one_run, seeds
 from marshal_sim.mutants.mutants import MUTANTS, SEEDS_BASE
 from marshal_sim.tools import sweep
@@ -15,8 +17,11 @@ from marshal_sim.tools import sweep
 EXAMPLE: Final = output.example("marshal simulate mutants X9")
 SCHEDULES: Final = 10_000
 
+MutantRun: Final = with_fields("MutantRun", Result, mutant=str, found=bool, schedules=int, again=str)
+
 
 @command
+@prints(sweep.Found, MutantRun, one_run.ScheduleResult, sweep.TraceEvent)
 def mutants(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="One planted bug; all of them if left out.")
@@ -62,7 +67,7 @@ def _search_all(schedules: int, processes: int, as_json: bool) -> None:
     for found in sweep.hunt_all(schedules, processes):
         missed |= found.found is False
         if as_json:
-            output.print_json({key: value for key, value in found._asdict().items() if value is not None})
+            output.print_json(found)
         else:
             word = found.found if isinstance(found.found, str) else "found" if found.found else "not found"
             how = f"{found.invariant or 'no violation'} after {found.schedules} schedules"
@@ -81,7 +86,7 @@ def _search(name: str, seed: int | None, schedules: int, trace: bool, as_json: b
         ran, seed = hunt.schedules, hunt.seed
     if seed is None:
         if as_json:
-            output.print_json({"mutant": name, "found": False, "schedules": ran})
+            output.print_json(sweep.Found(name, False, None, ran, None))
         else:
             print(f"{name} ({MUTANTS[name].says}): not found in {ran} schedules from seed {SEEDS_BASE} on")
         return
@@ -90,8 +95,7 @@ def _search(name: str, seed: int | None, schedules: int, trace: bool, as_json: b
     found = bool(result.violations) and not anyway
     again = seeds.again(seed, name)
     if as_json:
-        plain = {"mutant": name, "found": found, "schedules": ran, **one_run.as_plain(result), "again": again}
-        output.print_json(plain)
+        output.print_json({"mutant": name, "found": found, "schedules": ran, **plain(result), "again": again})
     else:
         print(f"{name} ({MUTANTS[name].says}): {'found' if found else 'not found'}")
         one_run.print_result(result, again)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import typer
+from msgspec import Struct
 
 from marshal_py.cli import output
+from marshal_py.cli.documents import plain, with_fields
 from marshal_py.errors import InvalidOption
 from marshal_sim.cluster.run import Result
 from marshal_sim.cluster.scenario import Options
 from marshal_sim.commands import seeds
+from marshal_sim.judge.evidence import Violation
 from marshal_sim.tools import sweep
 from marshal_sim.tools.report import page, takeover_times
 from marshal_sim.tools.schedule import Schedule, of_seed, parse, run, telling, text_of
@@ -30,6 +33,20 @@ Html = Annotated[
     Path | None, typer.Option("--html", dir_okay=False, metavar="FILE", help="Of one seed, a page with its timeline.")
 ]
 
+RunResult: Final = with_fields("RunResult", Result, again=str)
+
+
+class ScheduleResult(Struct, frozen=True):
+    """The result of one schedule. `again`: the command that repeats it."""
+
+    seed: int
+    mutant: str | None
+    verdict: str
+    trace_hash: str
+    events: int
+    again: str
+    violations: tuple[Violation, ...]
+
 
 class Asked(NamedTuple):
     """What the user wants to see or keep of one run."""
@@ -43,7 +60,7 @@ def show_seed(seed: int, trace: bool, as_json: bool) -> None:
     """Runs one seed and prints its counters. Exit code 1 if it violates a promise."""
     result = run_seed(seed, None, trace, as_json)
     if as_json:
-        output.print_json(as_plain(result))
+        output.print_json({**plain(result), "again": seeds.again(seed)})
     else:
         print_result(result, seeds.again(seed))
     if result.violations:
@@ -124,16 +141,17 @@ def _page(schedule: Schedule, watched: sweep.TracedRun, again: str) -> str:
 def _print(schedule: Schedule, watched: sweep.TracedRun, again: str, as_json: bool) -> None:
     result = watched.result
     if as_json:
-        plain: dict[str, Any] = {
-            "seed": schedule.seed,
-            "mutant": schedule.mutant,
-            "verdict": result.verdict,
-            "trace_hash": result.trace_hash,
-            "events": result.events,
-            "again": again,
-            "violations": [found._asdict() for found in result.violations],
-        }
-        output.print_json(plain)
+        output.print_json(
+            ScheduleResult(
+                seed=schedule.seed,
+                mutant=schedule.mutant,
+                verdict=result.verdict,
+                trace_hash=result.trace_hash,
+                events=result.events,
+                again=again,
+                violations=result.violations,
+            )
+        )
         return
     if result.violations:
         for line in story(telling(result.violations), watched.trace):
@@ -145,22 +163,9 @@ def _print(schedule: Schedule, watched: sweep.TracedRun, again: str, as_json: bo
 def _print_events(events: Iterable[sweep.TraceEvent], as_json: bool) -> None:
     for event in events:
         if as_json:
-            output.print_json(event._asdict())
+            output.print_json(event)
         else:
             print(line_of(event))
-
-
-def as_plain(result: Result) -> dict[str, Any]:
-    """Returns a result as JSON's types."""
-    scenario = result.scenario._asdict()
-    scenario["groups"] = [group._asdict() for group in result.scenario.groups]
-    scenario["kinds"], scenario["skip"] = sorted(result.scenario.kinds), sorted(result.scenario.skip)
-    return {
-        **result._asdict(),
-        "violations": [v._asdict() for v in result.violations],
-        "scenario": scenario,
-        "again": seeds.again(result.seed),
-    }
 
 
 def print_result(result: Result, again: str) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from marshal_py.cli import output
+from marshal_py.cli.documents import prints
 from marshal_py.cli.options import Json, command
 from marshal_py.protocol.fold.policies import KNOWN
 from marshal_py.spark import require_spark
@@ -50,6 +51,7 @@ Master = Annotated[
 
 
 @command
+@prints(sweep.Total, one_run.RunResult, one_run.ScheduleResult, sweep.TraceEvent)
 def run(
     wanted: Annotated[
         str | None, typer.Option("--seeds", metavar="A:B", show_default=seeds.SEEDS, help="Seed range, B exclusive.")

@@ -38,7 +38,7 @@ def print_many(results: Iterable[Counted], count: int, as_json: bool, words: str
     run."""
     found = sweep.total(_watched(results, count))
     if as_json:
-        output.print_json(found._asdict())
+        output.print_json(found)
     else:
         print_figures(found._asdict())
         for seed in found.failing:

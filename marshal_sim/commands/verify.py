@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-import msgspec
 import typer
+from msgspec import Struct, UnsetType
 
 from marshal_py.cli import output
+from marshal_py.cli.documents import plain, prints, with_fields
 from marshal_py.cli.options import NOBODY, ReadOptions, command, require_group
 from marshal_py.errors import FileUnusable
-from marshal_sim.tools.verify import Comparison
+from marshal_sim.tools.verify import Comparison, Difference
 from marshal_sim.tools.verify import verify as fold_twice
 
 EXAMPLE: Final = output.example("marshal verify --dump billing.dump --json")
 
+First: Final = with_fields(
+    "First", Difference, line=int | UnsetType, **{name: str | UnsetType for name in ("group", "found", "expected")}
+)
+Verified: Final = with_fields("Verified", Comparison, ok=bool, first=First | None)
+
 
 @command
+@prints(Verified)
 def verify(
     options: ReadOptions,
     group: Annotated[str | None, typer.Argument(help="The log of one group; all logs if left out.")] = None,
@@ -36,21 +43,17 @@ def verify(
             logs = observer.logs_of(group) if observer.root is not None else [0]
             report = fold_twice(observer.records(logs), observer.root, observer.root_value)
     except FileUnusable as error:
-        _print(
-            Comparison(),
-            {"log": error.log, "offset": error.offset, "line": error.line, "what": error.reason},
-            options.as_json,
-        )
+        first = First(log=error.log, offset=error.offset, line=error.line, what=error.reason)
+        _print(Comparison(), first, options.as_json)
         raise
-    first = msgspec.to_builtins(report.differences[0]) if report.differences else None
-    _print(report, first, options.as_json)
-    if first is not None:
-        raise output.CommandFailed(f"log {first['log']}, offset {first['offset']}: {_sentence(first)}")
+    _print(report, report.differences[0] if report.differences else None, options.as_json)
+    for first in report.differences[:1]:
+        raise output.CommandFailed(f"log {first.log}, offset {first.offset}: {_sentence(first)}")
 
 
-def _print(report: Comparison, first: dict[str, Any] | None, as_json: bool) -> None:
+def _print(report: Comparison, first: Struct | None, as_json: bool) -> None:
     if as_json:
-        output.print_json({"ok": first is None, "first": first, **msgspec.to_builtins(report)})
+        output.print_json({"ok": first is None, "first": first, **plain(report)})
         return
     if report.records:
         others = f", {report.other_fold_versions} of other fold versions" if report.other_fold_versions else ""
@@ -63,7 +66,7 @@ def _print(report: Comparison, first: dict[str, Any] | None, as_json: bool) -> N
         print("all digests are equal")
 
 
-def _sentence(first: dict[str, Any]) -> str:
-    group = f" of group {first['group']!r}" if first["group"] else ""
-    values = f" is {first['found']}, must be {first['expected']}" if first["found"] or first["expected"] else ""
-    return f"{first['what']}{group}{values}"
+def _sentence(first: Difference) -> str:
+    group = f" of group {first.group!r}" if first.group else ""
+    values = f" is {first.found}, must be {first.expected}" if first.found or first.expected else ""
+    return f"{first.what}{group}{values}"

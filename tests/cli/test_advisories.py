@@ -23,7 +23,8 @@ def shown(shell: Shell, *arguments: str) -> list[dict[str, object]]:
 
 def test_the_story_of_a_group(shell: Shell, billing: str) -> None:
     found = shown(shell, billing)
-    assert [list(one) for one in found] == [list(Advisory.__struct_fields__)] * len(found)
+    assert [list(one) for one in found] == [["time", *Advisory.__struct_fields__]] * len(found)
+    assert found[0]["partition"] is None
     kinds = [one["kind"] for one in found]
     assert kinds[0] in ("joined", "topology")
     assert [kind for kind in kinds if kind in ("joined", "claimed", "released", "left")] == (

@@ -247,7 +247,10 @@ def test_a_consumer_of_a_priority_group_names_it(shell: Shell, consumers: Consum
     """
     shell.json("groups", "create", "jobs", "--policy", "prioritized", "--priority-group", "eu", "--yes")
     found = info(shell, "jobs")
-    assert (found["policy"], found["priority_groups"]) == ("prioritized", [{"name": "eu"}])
+    assert (found["policy"], found["priority_groups"]) == (
+        "prioritized",
+        [{"name": "eu", "pinned_id": None, "pinned_ts": None}],
+    )
     assert shell.run("groups", "update", "jobs", "--policy", "greedy", "--yes").exit_code == 1
     consume = ("consume", "orders", "--group", "jobs", "--start", "earliest", "--max-messages", "1")
     refused = shell.run(*consume)

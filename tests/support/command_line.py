@@ -14,6 +14,7 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from marshal_py.cli.app import app
+from tests.support.documents import check_printed
 
 
 @functools.cache
@@ -22,6 +23,10 @@ def _command() -> Any:
 
 
 def invoke(arguments: Sequence[str], **options: Any) -> Result:
-    """Runs one command to its end. `options` are those of typer.testing.CliRunner.invoke."""
+    """Runs one command to its end, and compares what --json prints with its schema. `options` are those of
+    typer.testing.CliRunner.invoke."""
     with mock.patch("typer.testing._get_command", return_value=_command()):
-        return CliRunner().invoke(app, arguments, **options)
+        result = CliRunner().invoke(app, arguments, **options)
+    if result.exception is None or isinstance(result.exception, SystemExit):
+        check_printed(arguments, result.stdout, result.stderr, result.exit_code)
+    return result

@@ -7,11 +7,9 @@ there None stands for what nobody knows, or what there is not. overview.py makes
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, get_origin, get_type_hints
+from typing import Literal
 
-from msgspec import Struct, to_builtins
-
-from marshal_py.protocol.fold.policies import PARTITIONED, PRIORITY, having
+from msgspec import Struct
 
 
 class PauseInfo(Struct, frozen=True):
@@ -151,7 +149,7 @@ class GroupInfo(Struct, frozen=True, kw_only=True):
     Policies `prioritized`, `pinned` and `overflow`: `priority_groups`. Policy `pinned`: `priority_timeout_s`. Policy
     `overflow`: `failover_s`, None for never. Both are in seconds, as in GroupConfig. Policy `balanced`: `lag_weighted`.
 
-    What the policy of the group does not have is None, False or empty, and is not in the JSON of the command.
+    What the policy of the group does not have is None, False or empty.
 
     `settings_from`: None if nobody has set anything.
     """
@@ -169,42 +167,21 @@ class GroupInfo(Struct, frozen=True, kw_only=True):
     policy: str | None
     pause: PauseInfo | None
     on_topic_recreated: str | None
-    max_members: Annotated[int | None, PARTITIONED] = None
-    member_list: Annotated[tuple[str, ...] | None, PARTITIONED] = None
-    mappings: Annotated[dict[str, tuple[int, ...]] | None, PARTITIONED] = None
-    member_states: Annotated[tuple[MemberState, ...], PARTITIONED] = ()
-    active_members: Annotated[tuple[str, ...], PARTITIONED] = ()
-    missing_members: Annotated[tuple[str, ...], PARTITIONED] = ()
-    unassigned: Annotated[tuple[str, ...], PARTITIONED] = ()
+    max_members: int | None = None
+    member_list: tuple[str, ...] | None = None
+    mappings: dict[str, tuple[int, ...]] | None = None
+    member_states: tuple[MemberState, ...] = ()
+    active_members: tuple[str, ...] = ()
+    missing_members: tuple[str, ...] = ()
+    unassigned: tuple[str, ...] = ()
     topic_ids: dict[str, str | None]
     members: tuple[MemberInfo, ...]
     positions: tuple[PositionInfo, ...]
-    priority_groups: Annotated[tuple[PriorityGroupState, ...], PRIORITY] = ()
-    priority_timeout_s: Annotated[float | None, having("priority_timeout_s")] = None
-    failover_s: Annotated[float | None, having("failover_s")] = None
-    lag_weighted: Annotated[bool, having("lag_weighted")] = False
+    priority_groups: tuple[PriorityGroupState, ...] = ()
+    priority_timeout_s: float | None = None
+    failover_s: float | None = None
+    lag_weighted: bool = False
     settings_from: SettingsOrigin | None
-
-
-# The fields that only groups with some policies have, each with these policies.
-POLICIES: Final[dict[str, frozenset[str]]] = {
-    name: frozenset(hint.__metadata__[0])
-    for name, hint in get_type_hints(GroupInfo, include_extras=True).items()
-    if get_origin(hint) is Annotated
-}
-
-
-def plain(info: GroupInfo) -> dict[str, Any]:
-    """Returns `info` in JSON's types, without what its policy does not have and without a pin that nobody has."""
-    found = {
-        name: value
-        for name, value in to_builtins(info).items()
-        if name not in POLICIES or info.policy in POLICIES[name]
-    }
-    for entry in found.get("priority_groups", ()):
-        if entry["pinned_id"] is None:
-            del entry["pinned_id"], entry["pinned_ts"]
-    return found
 
 
 class PartitionState(Struct, frozen=True):

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
 import typer
 
 from marshal_py.cli import output
+from marshal_py.cli.demo.verdict import Judgement, sentence
+from marshal_py.cli.documents import prints
 from marshal_py.cli.options import CommonOptions, command, settings_of
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.transport.embedded import Broker
@@ -29,6 +30,7 @@ EMBEDDED_TOPIC: Final = "demo-orders"
 
 
 @command
+@prints(Judgement)
 def demo(
     options: CommonOptions,
     seconds: Annotated[float, typer.Option(min=SECONDS_MIN, max=SECONDS_MAX, help="Approximate duration.")] = 30.0,
@@ -46,7 +48,6 @@ def demo(
     """
     from marshal_py.cli.demo.process import Plan
     from marshal_py.cli.demo.scenario import run_demo
-    from marshal_py.cli.demo.verdict import sentence
 
     with _cluster(options) as (settings, topic, group):
         admin = KafkaTransport(settings, CONNECT_TIMEOUT_S).admin()
@@ -66,7 +67,7 @@ def demo(
     if totals.unsound:
         output.say(f"{totals.unsound} messages came with a wrong checksum")
     if options.as_json:
-        output.print_json(msgspec.to_builtins(result))
+        output.print_json(result)
     else:
         print(sentence(result, totals.unsound), flush=True)
     if not result.ok:
