@@ -135,6 +135,16 @@ def _x13(rule: Rule) -> Rule:
     return heartbeat
 
 
+def _p4(rule: Rule) -> Rule:
+    def heartbeat(group: Group, offset: int, record: Heartbeat, body: bytes) -> str:
+        session = group.sessions.get(record.session)
+        if session is not None:
+            record = replace(record, sequence=max(record.sequence, session.sequence))
+        return rule(group, offset, record, body)
+
+    return heartbeat
+
+
 def _x15(rule: Rule) -> Rule:
     """Plants X15: a heartbeat is old if its sequence is lower than the greatest of the whole group, instead of its
     session.
@@ -390,4 +400,5 @@ MUTANTS: Final[dict[str, tuple[str, int, Callable[[Any], Any]]]] = {
     "U2": ("settings for the life of a group change", -1, _u2),
     "U3": ("a group is deleted under its owners", -1, _u3),
     "P3": ("progress outlives a generation", -1, mutants_claims.p3),
+    "P4": ("a late heartbeat takes back what a newer one has said", HEARTBEAT, _p4),
 }

@@ -417,6 +417,7 @@ _FOLD_BIAS: Final = {
     "U2": _bias("create_race", "delay"),
     "U3": _bias("deletion", "delay"),
     "P3": _bias("admin", "two_admins", "stuck_handler", "slow_handler", mode=AT_LEAST_ONCE),
+    "P4": _bias("retry", "delay", "duplicate", "crash", "calls", "answers", mode=AT_LEAST_ONCE),
 }
 
 VAGUE: Final = ("S1", "crash")  # they do not show that a check watches the promise which a bug breaks

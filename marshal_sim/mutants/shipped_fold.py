@@ -82,6 +82,7 @@ def _group(shipped: ShippedGroup) -> Group:
                 one.mark,
                 one.ready,
                 one.idle_ms,
+                one.sequence,
             )
             for number, one in shipped.sessions.items()
         },

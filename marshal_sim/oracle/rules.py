@@ -66,14 +66,17 @@ def heartbeat(group: Group, fields: dict[str, Any], offset: int, _body: bytes) -
     holds = any(place[1] >= 0 and part.owner == session.id for place, part in group.partitions.items())
     if not (group.paused and holds):
         session.extended = offset
-    session.ready, session.idle_ms = fields["ready"], fields["idle_ms"]
+    late = fields["sequence"] < session.sequence
+    if not late:
+        session.sequence = fields["sequence"]
+        session.ready, session.idle_ms = fields["ready"], fields["idle_ms"]
     for entry in fields["claims"]:
         found = group.claim(session.id, entry["epoch"])
         if found is None or found[0][1] < 0:
             continue
         partition = found[1]
         if group.mode == AT_LEAST_ONCE:
-            if entry["position"] < partition.position:
+            if entry["position"] < partition.position or (late and entry["position"] == partition.position):
                 continue
             partition.position = entry["position"]
             partition.attempts, partition.progress = entry["attempts"], entry["progress"]

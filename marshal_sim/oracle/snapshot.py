@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from marshal_sim.oracle.state import Group, Partition, Session, Topic, group_digest, packed, text_hash, word_hash
 from marshal_sim.oracle.wire import HASH_NAME, PROTOCOL_VERSION, Record, decode_messagepack, decode_record
 
-FORMAT = 2
-FOLD_VERSION = 3
+FORMAT = 3
+FOLD_VERSION = 4
 
 Name = tuple[bytes, int, int, int, int]  # instance, N, number of chunks, state digest, chain digest
 
@@ -104,10 +104,10 @@ def read_group(value: Any) -> tuple[str, Group]:
     for title, count, first_count, offset, topic_id in array(topics):
         numbers(count, first_count, offset)
         group.topics[text(title)] = Topic(count, first_count, offset, text(topic_id))
-    for session, join, extended, mark, ready, idle_ms in array(sessions):
-        numbers(session, extended, mark, *array(ready), idle_ms)
+    for session, join, extended, mark, ready, idle_ms, sequence in array(sessions):
+        numbers(session, extended, mark, *array(ready), idle_ms, sequence)
         fields = decode_record(1, join).fields
-        group.sessions[session] = Session(session, fields, join, extended, mark, ready, idle_ms)
+        group.sessions[session] = Session(session, fields, join, extended, mark, ready, idle_ms, sequence)
     for title, number, *rest, progress, parked in array(partitions):
         numbers(number, *rest)
         if len(rest) != 11 or not isinstance(progress, bytes) or len(progress) > 512:

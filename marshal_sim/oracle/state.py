@@ -32,6 +32,7 @@ class Session:
     mark: int = -1
     ready: tuple[int, ...] = ()
     idle_ms: int = 0
+    sequence: int = 0
 
 
 @dataclass
@@ -161,7 +162,9 @@ def group_digest(name: str, group: Group) -> int:
         rows.append((2, text_hash(title), topic.count, topic.first_count, topic.offset, named))
     for live in group.sessions.values():
         ready = word_hash(packed(*live.ready)) if live.ready else 0
-        rows.append((3, live.id, word_hash(live.join_body), live.extended, live.mark, ready, live.idle_ms))
+        rows.append(
+            (3, live.id, word_hash(live.join_body), live.extended, live.mark, ready, live.idle_ms, live.sequence)
+        )
     for (title, number), part in group.partitions.items():
         owned = (part.owner, part.epoch, part.position, part.generation, part.version, part.last_owner, part.successor)
         figures = (part.lag, part.in_flight, part.attempts)

@@ -587,6 +587,24 @@ def test_heartbeat_at_least_once() -> None:
     assert (log.group.sessions[session].ready, log.group.sessions[session].idle_ms) == ((), 0)
 
 
+def test_a_late_heartbeat() -> None:
+    """F2.6: extends, and counts where it raises a position; figures of at-most-once mode are not ordered."""
+    log = Log()
+    session, epoch = log.owner()
+    log.must(HEARTBEAT, session, 2, [[epoch, 110, 1, 2, 3, b"p"]], [7], None, None, 60)
+    late = log.must(HEARTBEAT, session, 1, [[epoch, 110, 9, 9, 9, b"q"]], [8], None, None, 5)
+    live, part = log.group.sessions[session], log.partition()
+    assert (live.extended, live.sequence, live.ready, live.idle_ms) == (late, 2, (7,), 60)
+    assert (part.lag, part.in_flight, part.attempts, part.progress) == (1, 2, 3, b"p")
+    log.must(HEARTBEAT, session, 1, [[epoch, 111, 9, 9, 9, b"q"]])
+    assert (part.position, part.progress, live.sequence) == (111, b"q", 2)
+    log = Log()
+    session, epoch = log.owner(mode=2)
+    log.must(HEARTBEAT, session, 2, [[epoch, 100, 4, 5]])
+    log.must(HEARTBEAT, session, 1, [[epoch, 100, 6, 7]])
+    assert (log.partition().lag, log.partition().in_flight) == (6, 7)
+
+
 def test_heartbeat_at_most_once() -> None:
     """F2.3: lag and in flight only, whatever the position says: that is moved by grants alone."""
     log = Log()
@@ -732,7 +750,7 @@ def test_state_digest() -> None:
     shape = log.must(TOPOLOGY, "t", 4, gone, -1, "", "id one")
     nameless = log.must(TOPOLOGY, "u", 1, gone)
     epoch = log.must(CLAIM, session, "t", 0, -1, 100)
-    beat = log.must(HEARTBEAT, session, 0, [[epoch, 110, 1, 2, 3, b"progress"]], [7], None, None, 250)
+    beat = log.must(HEARTBEAT, session, 6, [[epoch, 110, 1, 2, 3, b"progress"]], [7], None, None, 250)
     other = log.must(CLAIM, session, "t", 1, -1, 5)
     assert log.release(session, other, parked="looked at by nobody") == "accepted"
     version = log.last
@@ -746,7 +764,7 @@ def test_state_digest() -> None:
         struct.pack("<qQqqqqQqq", 1, first_word(b"billing"), 1, gone, 0, config_offset, first_word(config), -1, gone),
         struct.pack("<qQqqqQ", 2, t, 4, 4, shape, first_word(b"id one")),
         struct.pack("<qQqqqQ", 2, u, 1, 1, nameless, 0),
-        struct.pack("<qqQqqQq", 3, session, first_word(joined), beat, mark, first_word(struct.pack("<q", 7)), 250),
+        struct.pack("<qqQqqQqq", 3, session, first_word(joined), beat, mark, first_word(struct.pack("<q", 7)), 250, 6),
         struct.pack(
             "<qQ12qQQ", 4, t, 0, session, epoch, 110, gone + 1, epoch, -1, -1, 1, 2, 3, 100, first_word(b"progress"), 0
         ),

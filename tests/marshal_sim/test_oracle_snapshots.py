@@ -41,7 +41,7 @@ def lived() -> tuple[Log, list[Any]]:
     whole = log.must(CLAIM, session, "t", -1, -1)
     assert log.release(session, parked, parked="why", successor=3) == "accepted"
     released = log.last
-    beat = log.must(HEARTBEAT, session, 0, [[epoch, 110, 1, 2, 3, bytes(300)]], [8, 7], None, None, 250)
+    beat = log.must(HEARTBEAT, session, 4, [[epoch, 110, 1, 2, 3, bytes(300)]], [8, 7], None, None, 250)
     while log.oracle.next_offset < 16:
         log.put(None)
     group = [
@@ -53,14 +53,14 @@ def lived() -> tuple[Log, list[Any]]:
         config,
         gone,
         [["t", 4, 4, named, "one"], ["ü", 1, 1, nameless, ""]],
-        [[session, joined, beat, -1, [8, 7], 250]],
+        [[session, joined, beat, -1, [8, 7], 250, 4]],
         [
             ["t", -1, session, whole, -1, gone + 1, whole, -1, -1, 0, 0, 0, -1, b"", ""],
             ["t", 0, session, epoch, 110, gone + 1, epoch, -1, -1, 1, 2, 3, 100, bytes(300), ""],
             ["t", 2, -1, -1, 7, gone + 1, released, session, 3, 0, 0, 1, -1, b"", "why"],
         ],
     ]
-    return log, [2, 3, 0, [group]]
+    return log, [3, 4, 0, [group]]
 
 
 def read(log: Log, data: bytes, offset: int = 16, **given: Any) -> Snapshots:
@@ -73,7 +73,7 @@ def read(log: Log, data: bytes, offset: int = 16, **given: Any) -> Snapshots:
 
 
 def test_a_state_by_hand() -> None:
-    """N2, N3, N4, N9: format 2 of fold version 3; a reader that begins there has the same state and digests."""
+    """N2, N3, N4, N9: format 3 of fold version 4; a reader that begins there has the same state and digests."""
     log, state = lived()
     ((found, chain),) = read(log, pack(state)).confirmed(0)
     assert (found.incarnation, found.partitions, found.at) == (INCARNATION, 1, 16)
@@ -132,8 +132,8 @@ def test_a_state_of_format_1_is_not_sound() -> None:
     log = Log()
     while log.oracle.next_offset < 16:
         log.put(None)
-    assert read(log, pack([2, 3, 0, []])).confirmed(0)
-    for other in ([1, 1, 0, []], [1, 3, 0, []], [2, 2, 0, []], [2, 3, 0], [2, 3, 0, b""]):
+    assert read(log, pack([3, 4, 0, []])).confirmed(0)
+    for other in ([1, 1, 0, []], [2, 4, 0, []], [3, 3, 0, []], [3, 4, 0], [3, 4, 0, b""]):
         assert not read(log, pack(other)).confirmed(0)
 
 

@@ -80,7 +80,7 @@ def test_state_digest() -> None:
     session = book.last
     topology = book.topology()
     epoch = book.claim(session)
-    beat = book.must(Heartbeat(session, 0, (ClaimState(epoch, 110, 1, 2, 3, b"\1\2\0"),), (7, NEVER), idle_ms=77))
+    beat = book.must(Heartbeat(session, 5, (ClaimState(epoch, 110, 1, 2, 3, b"\1\2\0"),), (7, NEVER), idle_ms=77))
     book.must(Topology("t", 4, topology, topic_id="one"))
     topology = book.last
     parked = book.must(ReleasingPartition(session, book.claim(session, 1, 5), 6, 9, parked="why"))
@@ -93,7 +93,7 @@ def test_state_digest() -> None:
     entries = [
         struct.pack("<qQqqqqQqq", 1, word(b"billing"), 1, pause, 5_000, config_at, word(config), -1, -1),
         struct.pack("<qQqqqQ", 2, t, 4, 4, topology, word(b"one")),
-        struct.pack("<qqQqqQq", 3, session, word(body), beat, mark, word(struct.pack("<qq", 7, NEVER)), 77),
+        struct.pack("<qqQqqQqq", 3, session, word(body), beat, mark, word(struct.pack("<qq", 7, NEVER)), 77, 5),
         struct.pack("<qQ12qQQ", 4, t, 0, session, epoch, 110, 0, epoch, -1, -1, 1, 2, 3, 100, word(b"\1\2\0"), 0),
         struct.pack("<qQ12qQQ", 4, t, 1, -1, -1, 6, 0, parked, session, 9, 0, 0, 0, -1, 0, word(b"why")),
     ]
@@ -105,7 +105,7 @@ def test_state_digest() -> None:
     young.put(wire.envelope(GROUP, 16, b""))
     entries = [
         struct.pack("<qQqqqqQqq", 1, word(b"billing"), 1, -1, 0, -1, 0, young.last, -1),
-        struct.pack("<qqQqqQq", 3, session, word(body), session, -1, 0, 0),
+        struct.pack("<qqQqqQqq", 3, session, word(body), session, -1, 0, 0, 0),
     ]
     assert young.digest() == sum(map(word, entries)) % 2**64
     # A topic whose id is not known, a deleted group, and the generation of a partition that is named after it.
@@ -130,14 +130,14 @@ def test_state_digest() -> None:
 
 def test_the_digest_in_a_heartbeat() -> None:
     """G4: state and chain of the newest checkpoint, with the fold version; the fold itself does not judge it."""
-    assert FOLD_VERSION == 3
+    assert FOLD_VERSION == 4
     book = DifferentialLog()
     book.world.watched.add(GROUP)
     session = book.join()
     while not book.world.checkpoints:
         book.put(note())
     newest = book.world.checkpoints[GROUP]
-    assert newest == Checkpoint(16, book.digest(), book.world.chain, 3)
+    assert newest == Checkpoint(16, book.digest(), book.world.chain, 4)
     book.must(Heartbeat(session, 0, digest=newest))
     book.must(Heartbeat(session, 0, digest=Checkpoint(16, newest.state ^ 1, 0, 255)))
 

@@ -249,6 +249,26 @@ def test_heartbeat_notes_what_is_ready() -> None:
     assert log.digest() != before
 
 
+def test_a_late_heartbeat_takes_back_nothing() -> None:
+    """F2.6: it extends the session, and in at-least-once mode counts if it raises the position; nothing else does."""
+    log = DifferentialLog()
+    session, epoch = log.owner()
+    log.must(Heartbeat(session, 5, (ClaimState(epoch, 110, 1, 2, 3, b"p"),), (7,), idle_ms=77))
+    before = log.state()
+    late = log.must(Heartbeat(session, 4, (ClaimState(epoch, 110, 9, 9, 1),), (8,), idle_ms=5))
+    assert log.state() == before
+    kept = log.session(session)
+    assert (kept.extended, kept.sequence, kept.ready, kept.idle_ms) == (late, 5, (7,), 77)
+    log.must(Heartbeat(session, 4, (ClaimState(epoch, 111, 8, 1, 1, b"q"),)))
+    assert (log.partition().position, log.partition().attempts, log.partition().progress) == (111, 1, b"q")
+    # A copy of the newest one is not late, and another session has its own sequence.
+    log.must(Heartbeat(session, 5, (ClaimState(epoch, 111, 1, 2, 3),), (9,)))
+    assert (log.partition().progress, log.session(session).ready) == (b"", (9,))
+    other = log.join("d")
+    log.must(Heartbeat(other, 1, (), (3,)))
+    assert log.session(other).ready == (3,)
+
+
 # --- rule 3, Leave and Evict
 
 

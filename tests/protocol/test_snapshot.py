@@ -86,7 +86,7 @@ def test_the_state_is_what_the_text_says() -> None:
     data = snapshot.state_of(log.world)
     assert data is not None
     assert msgspec.msgpack.decode(data) == [
-        2,
+        3,
         FOLD_VERSION,
         0,
         [
@@ -99,7 +99,7 @@ def test_the_state_is_what_the_text_says() -> None:
                 body[config],
                 -1,
                 [[TOPIC, 4, 4, topology, "one"]],
-                [[session, body[session], beat, -1, [9], 77]],
+                [[session, body[session], beat, -1, [9], 77, 1]],
                 [
                     [TOPIC, 0, session, epoch, 110, 0, epoch, -1, -1, 1, 2, 3, 100, b"\1\2\0", ""],
                     [TOPIC, 1, -1, -1, 6, 0, parked, session, 9, 0, 0, 0, -1, b"", "why"],
@@ -229,7 +229,7 @@ def unsound() -> Iterator[tuple[str, Stored]]:
     yield "followed", of(whole.data + b"\x00")
     yield "no state", of(b"\x01")
     yield "longer form", of(b"\xdc\x00\x04" + whole.data[1:])
-    for at, value in ((0, 1), (0, 3), (1, FOLD_VERSION - 1), (1, FOLD_VERSION + 1), (2, 1)):
+    for at, value in ((0, 2), (0, 4), (1, FOLD_VERSION - 1), (1, FOLD_VERSION + 1), (2, 1)):
         other = [*tree]
         other[at] = value
         yield f"element {at} as {value}", of(msgspec.msgpack.encode(other))

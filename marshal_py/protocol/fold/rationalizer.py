@@ -435,18 +435,20 @@ def _heartbeat(group: Group, offset: int, record: Heartbeat, body: bytes) -> str
     session = group.sessions.get(record.session)
     if session is None:
         return "session"
-    dirty = group.dirty
     if not (group.pause_duration_ms and session.held):
         session.extended = offset
-        dirty.add(session)
+    late = record.sequence < session.sequence
+    if not late:
+        session.sequence, session.ready, session.idle_ms = record.sequence, record.ready, record.idle_ms
     claims, owner, at_least_once = group.claims, record.session, group.mode == AT_LEAST_ONCE
-    weighted = group.config is not None and group.config.lag_weighted
+    dirty, weighted = group.dirty, group.config is not None and group.config.lag_weighted
+    dirty.add(session)
     for entry in record.claims:
         partition = claims.get(entry.epoch)
         if partition is None or partition.owner != owner or partition.tp[1] < 0:
             continue
         if at_least_once:
-            if entry.position < partition.position:
+            if entry.position < partition.position + late:  # a late one must raise it (F2.6)
                 continue
             partition.position = entry.position
             partition.attempts, partition.progress = entry.attempts, entry.progress
@@ -456,9 +458,6 @@ def _heartbeat(group: Group, offset: int, record: Heartbeat, body: bytes) -> str
             reshape(group, partition)  # the target may change (A14)
         partition.lag, partition.in_flight = entry.lag, entry.in_flight
         dirty.add(partition)
-    if record.ready != session.ready or record.idle_ms != session.idle_ms:
-        session.ready, session.idle_ms = record.ready, record.idle_ms
-        dirty.add(session)
     return ""
 
 

@@ -48,7 +48,7 @@ from marshal_py.protocol.wire.records import (
     Text,
 )
 
-STATE_FORMAT: Final = 2  # a reader skips snapshots of a format that it does not know (N2)
+STATE_FORMAT: Final = 3  # a reader skips snapshots of a format that it does not know (N2)
 CHUNK_BYTES: Final = 500_000  # half of a broker's default limit of 1 MiB, so that envelope and framing fit
 STORED_MAX: Final = 32  # snapshots and witnesses remembered at a time: a log has few, and garbage must not cost memory
 K = TypeVar("K")
@@ -73,6 +73,7 @@ class _Session(Struct, array_like=True, frozen=True):
     mark: OffsetOrNone
     ready: tuple[Offset, ...]
     idle_ms: Count
+    sequence: Offset
 
 
 class _Partition(Struct, array_like=True, frozen=True):
@@ -174,7 +175,8 @@ def _packed(group: Group) -> _Group:
     # Strings sort by code points, which is also the order of their utf-8 bytes.
     topics = tuple(_Topic(name, t.count, t.first_count, t.offset, t.id) for name, t in sorted(group.topics.items()))
     sessions = tuple(
-        _Session(s.id, s.join_body, s.extended, s.mark, s.ready, s.idle_ms) for _, s in sorted(group.sessions.items())
+        _Session(s.id, s.join_body, s.extended, s.mark, s.ready, s.idle_ms, s.sequence)
+        for _, s in sorted(group.sessions.items())
     )
     partitions = tuple(
         _Partition(
@@ -258,7 +260,15 @@ def _group(packed: _Group, at: int) -> Group | None:
         if not isinstance(join, Join):
             return None
         group.sessions[kept.id] = Session(
-            kept.id, join, kept.join, hash64(kept.join), kept.extended, kept.mark, kept.ready, kept.idle_ms
+            kept.id,
+            join,
+            kept.join,
+            hash64(kept.join),
+            kept.extended,
+            kept.mark,
+            kept.ready,
+            kept.idle_ms,
+            kept.sequence,
         )
     group.partitions = {partition.tp: partition for partition in _partitions(packed)}
     owned = [partition for partition in group.partitions.values() if partition.owner != NONE]

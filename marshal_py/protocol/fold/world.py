@@ -27,7 +27,7 @@ from marshal_py.protocol.wire.codec import RECORD_VERSION
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import AT_MOST_ONCE, Checkpoint, Genesis, GroupConfig, Join
 
-FOLD_VERSION: Final = 3  # digests of other fold versions are not compared (G4)
+FOLD_VERSION: Final = 4  # digests of other fold versions are not compared (G4)
 CHECKPOINT_OFFSETS: Final = 16  # so many offsets apart are the checkpoints, where readers compute digests (G1)
 CHANGES_KEPT: Final = 1_024  # changes of a group's shape; a reader that has missed more compares everything
 CHECKPOINTS_KEPT: Final = 4_096  # G5: a sender that lags more than 65,536 records is not compared; 32 KB per group
@@ -38,7 +38,7 @@ NULL_LENGTH: Final = 2**32 - 1  # stands for the length of a missing value, beca
 _hash128 = mmh3.mmh3_x64_128_uintdigest
 _GROUP = Pack("<qQqqqqQqq").pack
 _TOPIC = Pack("<qQqqqQ").pack
-_SESSION = Pack("<qqQqqQq").pack
+_SESSION = Pack("<qqQqqQqq").pack
 _PARTITION = Pack("<qQqqqqqqqqqqqqQQ").pack
 _CHAIN = Pack("<Qq16I").pack
 
@@ -75,7 +75,7 @@ class Topic(Struct, gc=False, eq=False):
 
 class Session(Struct, eq=False):
     """A live session. `join` began it, with the bytes `join_body`. `extended`: offset of the newest record that
-    extended it. `mark`: of its last StepDown, or NONE."""
+    extended it. `mark`: of its last StepDown, or NONE. `sequence`: the greatest of its heartbeats (F2.6)."""
 
     id: int
     join: Join
@@ -85,13 +85,15 @@ class Session(Struct, eq=False):
     mark: int = NONE
     ready: tuple[int, ...] = ()
     idle_ms: int = 0
+    sequence: int = 0
     held: int = 0  # how many partitions >= 0 it owns (W3)
     epochs: set[int] = set()  # live claims, the pin and topic claims included
     part: int = 0
 
     def entry_hash(self) -> int:
         ready = hash64(Pack(f"<{len(self.ready)}q").pack(*self.ready)) if self.ready else 0
-        return _hash128(_SESSION(3, self.id, self.join_hash, self.extended, self.mark, ready, self.idle_ms), 0) & U64
+        packed = _SESSION(3, self.id, self.join_hash, self.extended, self.mark, ready, self.idle_ms, self.sequence)
+        return _hash128(packed, 0) & U64
 
 
 class Span(NamedTuple):

@@ -1,10 +1,10 @@
-"""Makes tests/fixtures/fold_3.dump: a log in which everything occurs, and what fold version 3 makes of it.
+"""Makes tests/fixtures/fold_4.dump: a log in which everything occurs, and what fold version 4 makes of it.
 
-    python -m tests.support.fold_3        writes the dump, and fold_3.json beside it
+    python -m tests.support.fold_4        writes the dump, and fold_4.json beside it
 
-It was run once, when fold version 3 was new. No test runs it, and it must not be run again: the two files represent
+It was run once, when fold version 4 was new. No test runs it, and it must not be run again: the two files represent
 logs that users have, so a library that needs other files cannot read those logs. A later fold version gets its own
-files; protocol_2.dump is of fold version 2.
+files; protocol_2.dump and fold_3.dump are of earlier ones.
 
 Log 1 has two groups: `billing` in at-least-once mode and `audit` in at-most-once mode. Log 0 has `archive`, which is
 deleted and revived, a group for each policy that asks something of a consumer, and values from a seed that a hostile
@@ -57,7 +57,7 @@ from tests.support.differential_log import INCARNATION, genesis
 from tests.support.hostile import hostile
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-DUMP, DIGESTS = FIXTURES / "fold_3.dump", FIXTURES / "fold_3.json"
+DUMP, DIGESTS = FIXTURES / "fold_4.dump", FIXTURES / "fold_4.json"
 BEGIN_MS = 1_763_700_000_000
 STEP_MS = 100
 LOGS = 2
@@ -168,6 +168,7 @@ def at_least_once(scribe: Scribe) -> None:
     known = progress.encode(110, [Range(112, 115, 0), Range(120, 121, 3), Range(200, 10_200, 0)])
     beat(name, ada, ClaimState(zero, 110, 9_999, 7, 2, known), ClaimState(one, 200, 3, 1, 1), idle_ms=250)
     beat(name, ada, ClaimState(zero, 105, 1, 1, 1), ClaimState(two, 50))  # behind the position; not hers
+    say(name, Heartbeat(ada, 0, (ClaimState(zero, 110, 9, 9, 1), ClaimState(one, 201, 2, 1, 1)), (zero,)))  # late
     beat(name, bob, ClaimState(two, 40, 60, 2, 1, progress.encode(40, [Range(41, 60, 0)])), ready=(one,))
     say(
         name,
