@@ -100,6 +100,8 @@ class Watch:
         """Brings the picture up to date; `until_ms`: as it was at that time, of a dump, and never back in time. If that
         fails, it raises the MarshalError, the picture stays, and the next refresh continues."""
         try:
+            if self.observer is not None and self.observer.root is None:
+                self.close()  # nobody had begun here; a new reader finds the first consumer
             if self.observer is None:
                 self._open()
             now_ms = self._fold(until_ms)
@@ -112,10 +114,7 @@ class Watch:
                 self.close()
             raise
         self.as_of_ms, self.problem = now_ms, ""
-        assert self.observer is not None
-        if self.observer.root is None:
-            self.close()  # nobody has begun here; a new reader finds the first consumer
-        elif now_ms - self._forgot_ms >= WINDOW_MS:
+        if self.observer is not None and now_ms - self._forgot_ms >= WINDOW_MS:
             self._forgot_ms = now_ms
             self.observer.forget_ended()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -98,6 +99,7 @@ COMMANDS: Final = {
     "spark": Command("The coordination topic as data, on Spark.", "spark"),
 }
 
+AS_JSON: Final = re.compile(r"--json( |$)|(-o|--format)[ =]?json( |$)")
 UNREADABLE: Final = cast(type[Exception], typer.BadParameter.__mro__[2])  # errors of a command line, all of them
 
 
@@ -143,7 +145,7 @@ class Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except (UNREADABLE, typer.Abort) as error:
-            if "--json" not in given:
+            if not AS_JSON.search(" ".join(given)):
                 raise
             from marshal_py.cli.output import say_failure
 

@@ -12,7 +12,7 @@ from marshal_py.admin.dead_letters import Letter
 from marshal_py.cli import lines, output
 from marshal_py.cli.changes import DryRun, Yes, ask
 from marshal_py.cli.documents import prints, time_of, with_fields
-from marshal_py.cli.options import CommonOptions, check_time, check_topic_name, command
+from marshal_py.cli.options import TableOptions, check_time, check_topic_name, command
 from marshal_py.topics.request import epoch_ms
 
 EXAMPLE: Final = output.example("marshal dead-letters dlq.orders --group billing --error Timeout --redrive --dry-run")
@@ -31,7 +31,7 @@ class Redriven(Struct, frozen=True):
 @command
 @prints(list[PrintedLetter], Redriven)  # type: ignore[valid-type]  # made by with_fields
 def dead_letters(
-    options: CommonOptions,
+    options: TableOptions,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", callback=check_topic_name, help="The dead-letter topic.")],
     group: Annotated[str | None, typer.Option("--group", help="Letters of this group.")] = None,
     error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Whose reason has this text.")] = None,
@@ -89,12 +89,10 @@ def dead_letters(
         raise output.CommandFailed(f"{len(lost)} letters have no content, and their messages are gone: {gone}")
 
 
-def _show(options: CommonOptions, found: list[Letter]) -> None:
-    if options.as_json:
-        output.print_json([{**letter._asdict(), "at": lines.content(letter.at)} for letter in found])
-        return
+def _show(options: TableOptions, found: list[Letter]) -> None:
+    documents = [{**letter._asdict(), "at": lines.content(letter.at)} for letter in found] if options.as_json else []
     columns = ("letter", "written", "group", "message", "key", "deliveries", "reason", "")
-    output.print_table(columns, map(_cells, found))
+    options.show(documents, found, columns, _cells)
 
 
 def _cells(letter: Letter) -> list[object]:

@@ -12,7 +12,7 @@ from marshal_py.admin.examination import Examination
 from marshal_py.admin.views.group_info import Check
 from marshal_py.cli import output
 from marshal_py.cli.documents import prints
-from marshal_py.cli.options import ReadOptions, check_topic_name, command
+from marshal_py.cli.options import ReadTableOptions, check_topic_name, command
 
 EXAMPLE: Final = output.example("marshal doctor --bootstrap-servers localhost:9092")
 
@@ -27,7 +27,7 @@ class Examined(Struct, frozen=True):
 @command
 @prints(Examined)
 def doctor(
-    options: ReadOptions,
+    options: ReadTableOptions,
     group: Annotated[
         str | None, typer.Argument(metavar="GROUP", help="Check this group, and the rights on it.")
     ] = None,
@@ -72,12 +72,12 @@ def doctor(
         found = examination.checks(options.settings(), options.transport)
     for check in found:
         checks.append(check)
-        if not options.as_json:
+        if options.for_people:
             advice = f"  -> {check.advice}" if check.advice else ""
             print(f"{check.level:4}  {check.name}: {check.found}{advice}", flush=True)
     failing = ("fail",) if fail_on == "fail" else ("fail", "warn")
     failed = [check.name for check in checks if check.level in failing]
-    if options.as_json:
-        output.print_json(Examined(not failed, checks))
+    if not options.for_people:
+        options.show(Examined(not failed, checks), checks)
     if failed:
         raise output.CommandFailed(f"failed: {', '.join(failed)}")

@@ -19,7 +19,7 @@ from marshal_py.admin.views.group_info import GroupSummary
 from marshal_py.admin.views.looking import Looking
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import prints
-from marshal_py.cli.options import NOBODY, CommonOptions, check_topic_name, command
+from marshal_py.cli.options import NOBODY, TableOptions, check_topic_name, command
 from marshal_py.client.marshal import connect
 from marshal_py.client.values.group_config import NAMES, check_settings
 from marshal_py.errors import AccessDenied, CoordinationTopicMissing, GroupMissing
@@ -196,7 +196,7 @@ app: Final = typer.Typer(help="Administer groups.", no_args_is_help=True, rich_m
 @command
 @prints(list[GroupSummary])
 def ls(
-    options: CommonOptions,
+    options: TableOptions,
     deleted: Annotated[bool, typer.Option("--deleted", help="Also those that were deleted.")] = False,
 ) -> None:
     """List the groups of all coordination partitions, and whether anybody consumes.
@@ -217,16 +217,13 @@ def ls(
             for log, group in observer.groups()
             if deleted or not group.deleted
         ]
-    if options.as_json:
-        output.print_json(found)
-        return
-    output.print_table(
-        ("group", "delivery", "consumers", "owned", "partitions", "topics", "state"),
-        (
-            (one.group, one.delivery, one.sessions, one.owned, one.partitions, ", ".join(one.topics), _condition(one))
-            for one in found
-        ),
-    )
+    columns = ("group", "delivery", "consumers", "owned", "partitions", "topics", "state")
+    options.show(found, found, columns, _cells)
+
+
+def _cells(one: GroupSummary) -> list[object]:
+    counts = [one.sessions, one.owned, one.partitions]
+    return [one.group, one.delivery, *counts, ", ".join(one.topics), _condition(one)]
 
 
 def _causes(observer: Observer, looking: Looking, log: int, group: Group, now_ms: int) -> list[str]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, get_type_hints
 
 import typer
 from typer.models import OptionInfo
@@ -164,6 +164,50 @@ class ReadOptions(CommonOptions):
         return Observer(transport, header.topic)
 
 
+Format = Annotated[
+    Literal["table", "wide", "csv", "json"],
+    typer.Option("--format", "-o", help="`wide` and `csv` have every field; `json` is --json."),
+]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(CommonOptions):
+    """The options of a command that prints a table."""
+
+    format: Format = "table"
+
+    @property
+    def for_people(self) -> bool:
+        """Returns whether the command prints what it prints without any option."""
+        return not self.as_json and self.format == "table"
+
+    def show(
+        self,
+        document: Any,
+        rows: Iterable[T],
+        columns: Iterable[str] = (),
+        cells: Callable[[T], Iterable[object]] = lambda _: (),
+    ) -> bool:
+        """Prints `document` as JSON, or its `rows` as CSV or as a table. Returns whether people read it, for whom the
+        command may say more. `columns`, `cells`: of the table that is not `wide`, and of a row."""
+        if self.as_json:
+            output.print_json(document)
+        elif self.format == "csv":
+            output.print_csv(rows)
+        elif self.format == "wide":
+            wide = [output.wide_cells(row) for row in rows]
+            output.print_table(wide[0] if wide else columns, (row.values() for row in wide))
+        else:
+            output.print_table(columns, map(cells, rows))
+        return not self.as_json and self.format != "csv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadTableOptions(TableOptions, ReadOptions):
+    """The options of a command that prints a table of what a cluster or a dump has."""
+
+
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Makes a function a command: expands its parameter `options` into single options, and reports its errors. In the
     help text the function's own parameters come first, then the fields of the options' class, then those of its base
@@ -188,6 +232,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(**given: Any) -> None:
+        if given.get("format") == "json":
+            given["as_json"] = True
         with output.error_reporting(flags, given.get("as_json", False)):
             if shared is None:
                 function(**given)

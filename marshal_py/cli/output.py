@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import logging
@@ -10,7 +11,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -31,6 +32,8 @@ _QUOTED_OR_NAME: Final = re.compile(
     r"""(?<!\w)b?(?P<quote>['"])(?:\\.|(?!(?P=quote)).)*(?P=quote)"""
     r"""|(?<![\w'./-])(?P<name>[a-z]\w*)(?:=True\b|=(?=[\s,:;)]|$)|(?P<equals>=))?"""
 )
+_NUMBER: Final = re.compile(r"-|-?\d+(\.\d+)?(e[+-]\d+)?( (ms|s|min|h|days))?( ago)?")  # also with its unit
+_PARTITION: Final = re.compile(r".+:\d+")
 SIZES_S: Final = (("days", 86_400), ("h", 3_600), ("min", 60))
 
 
@@ -160,16 +163,53 @@ def logging_to_stderr() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def print_table(
-    columns: Iterable[str], rows: Iterable[Iterable[object]], *, right: Collection[str] = (), stderr: bool = False
-) -> None:
-    """Prints a table in which nothing is cut off, and a cell of None is shown as -. `right`: columns aligned there."""
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, stderr: bool = False) -> None:
+    """Prints a table in which nothing is cut off, numbers stand below each other, and a cell of None is shown as -."""
     table = Table(box=None)
-    for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*("-" if cell is None else str(cell) for cell in row))
+    texts = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    for number, name in enumerate(columns):
+        is_number = all(_NUMBER.fullmatch(row[number]) for row in texts)
+        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for row in texts:
+        table.add_row(*row)
     console(stderr=stderr).print(table)
+
+
+def print_csv(rows: Iterable[Any]) -> None:
+    """Prints documents as CSV with their fields' names. Null is empty, and a list has spaces between its entries."""
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    for number, row in enumerate(map(plain, rows)):
+        if not number:
+            out.writerow(row)
+        out.writerow([" ".join(map(str, cell)) if isinstance(cell, list) else _text(cell) for cell in row.values()])
+
+
+def wide_cells(row: Any) -> dict[str, object]:
+    """Returns all fields of a document, as the cells of a table."""
+    return {name.replace("_", " "): _cell(value) for name, value in plain(row).items()}
+
+
+def _cell(value: Any) -> object:
+    if isinstance(value, list):
+        return (
+            ranges(value) if all(map(_PARTITION.fullmatch, map(str, value))) else ", ".join(map(str, value))
+        ) or None
+    return None if value is None else _text(value)
+
+
+def _text(value: Any) -> object:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | dict) else value
+
+
+def ranges(partitions: Iterable[str]) -> str:
+    """Returns partitions like `orders:0` for people: those that follow each other as `orders:0-99`."""
+    runs: list[tuple[str, int, int]] = []
+    for topic, number in sorted((topic, int(number)) for topic, _, number in (tp.rpartition(":") for tp in partitions)):
+        if runs and runs[-1][0] == topic and runs[-1][2] == number - 1:
+            runs[-1] = (topic, runs[-1][1], number)
+        else:
+            runs.append((topic, number, number))
+    return ", ".join(f"{topic}:{first}" + (f"-{last}" if last > first else "") for topic, first, last in runs)
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -164,12 +164,12 @@ def _refused(moved: Moved) -> Iterator[str]:
 
 
 def _print_rows(rows: list[Row], *, stderr: bool = False) -> None:
-    numbers = ("position", "target", "skipped", "repeated")
+    columns = ("partition", "owner", "position", "target", "skipped", "repeated")
     cells = (
         (f"{row.topic}:{row.partition}", row.owner or None, _position(row), row.target, row.skipped, row.repeated)
         for row in rows
     )
-    output.print_table(("partition", "owner", *numbers), cells, right=numbers, stderr=stderr)
+    output.print_table(columns, cells, stderr=stderr)
 
 
 def _position(row: Row) -> object:

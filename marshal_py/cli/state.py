@@ -15,7 +15,7 @@ from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.admin.watch import Watch
 from marshal_py.cli import output
 from marshal_py.cli.documents import prints
-from marshal_py.cli.options import NOBODY, ReadOptions, command, require_group
+from marshal_py.cli.options import NOBODY, ReadTableOptions, command, require_group
 from marshal_py.client.values.position_text import print_table
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.policies import having, policy_named
@@ -41,7 +41,7 @@ class GroupSettings(GroupInfo, frozen=True, kw_only=True):
 @command
 @prints(Overview, GroupHealth, list[MemberInfo], GroupSettings)
 def state(
-    options: ReadOptions,
+    options: ReadTableOptions,
     group: Annotated[str | None, typer.Argument(metavar="GROUP", help="One group; all if left out.")] = None,
     lag: Annotated[
         bool, typer.Option("--lag", help="How far the group is behind, and how long it takes to catch up.")
@@ -93,11 +93,12 @@ def state(
         incarnation = None if observer.root is None else observer.root.incarnation.hex()
     if incarnation is None:
         output.say(NOBODY)
-    if options.as_json:
-        output.print_json(Overview(observer.topic, incarnation, groups))
+    if options.for_people:
+        for one in groups:
+            _print(one)
         return
-    for one in groups:
-        _print(one)
+    rows = [{"group": one.group, **structs.asdict(row)} for one in groups for row in one.partitions]
+    options.show(Overview(observer.topic, incarnation, groups), rows)
 
 
 def _state(observer: Observer, looking: Looking, log: int, group: Group, now_ms: int, in_cluster: bool) -> GroupState:
@@ -140,29 +141,28 @@ def _session_cells(row: MemberInfo) -> list[object]:
 # --- the views of one matter
 
 
-def _check_view(name: str, group: str | None, options: ReadOptions) -> None:
+def _check_view(name: str, group: str | None, options: ReadTableOptions) -> None:
     if options.dump is not None:
         raise typer.BadParameter(f"{name} asks the cluster: a dump has the state alone")
     if group is None and name != "--members":
         raise typer.BadParameter(f"{name} is of one group: name it")
     if name == "--csv" and options.as_json:
         raise typer.BadParameter("--csv or --json, not both")
+    if name in ("--csv", "--settings") and options.format in ("csv", "wide"):
+        raise typer.BadParameter(f"{name} has no rows for -o {options.format}")
 
 
-def _lag(options: ReadOptions, group: str) -> None:
+def _lag(options: ReadTableOptions, group: str) -> None:
     with Watch(options.observer, group) as watch:
         watch.refresh()
         assert watch.observer is not None
         require_group(watch.observer, group)
         (found,) = watch.groups()
-    if options.as_json:
-        output.print_json(found)
-        return
     columns = ("topic", "partition", "owner", "position", "end", "lag", "per second", "time", "oldest", "parked")
-    output.print_table(columns, map(_lag_cells, found.partitions))
-    print(f"group {group}: {_total(found)}")
-    for notice in found.notices:
-        print(f"! {notice}")
+    if options.show(found, found.partitions, columns, _lag_cells):
+        print(f"group {group}: {_total(found)}")
+        for notice in found.notices:
+            print(f"! {notice}")
 
 
 def _lag_cells(row: PartitionHealth) -> list[object]:
@@ -182,7 +182,7 @@ def _duration(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:g} s"
 
 
-def _members(options: ReadOptions, group: str) -> None:
+def _members(options: ReadTableOptions, group: str) -> None:
     if group:
         found = options.group(group).members()
     else:
@@ -193,11 +193,8 @@ def _members(options: ReadOptions, group: str) -> None:
                 for log, one in observer.groups()
                 for member in overview.members(one, observer.signs_of(log, one), observer.as_of_ms)
             )
-    if options.as_json:
-        output.print_json(found)
-        return
     columns = ("group", "session", "client id", "member", "claims", "interval")
-    output.print_table((*columns, "last heartbeat", "library", "stepped down"), map(_member_cells, found))
+    options.show(found, found, (*columns, "last heartbeat", "library", "stepped down"), _member_cells)
 
 
 def _member_cells(one: MemberInfo) -> list[object]:
@@ -206,7 +203,7 @@ def _member_cells(one: MemberInfo) -> list[object]:
         one.session,
         one.client_id,
         one.member,
-        ", ".join(one.claims) or None,
+        output.ranges(one.claims) or None,
         f"{one.interval_s:g} s",
         _last_heartbeat(one),
         one.library,
@@ -220,7 +217,7 @@ def _last_heartbeat(member: MemberInfo) -> str:
     return output.ago(member.last_sign_s) + (", silent" if member.state == "stale" else "")
 
 
-def _settings(options: ReadOptions, group: str) -> None:
+def _settings(options: ReadTableOptions, group: str) -> None:
     target = options.group(group)
     found = target.info()
     pin = target.pin_info() if policy_named(found.policy or "").pins else None
@@ -251,25 +248,25 @@ def _settings(options: ReadOptions, group: str) -> None:
     for state in found.member_states:
         who = f"{state.client_id}, session {state.session}" if state.session is not None else "nobody is there"
         standbys = f"; standbys: {', '.join(state.standbys)}" if state.standbys else ""
-        print(f"member {state.member}: {', '.join(state.partitions) or '-'}; {who}{standbys}")
+        print(f"member {state.member}: {output.ranges(state.partitions) or '-'}; {who}{standbys}")
     if found.unassigned:
-        print(f"no member has: {', '.join(found.unassigned)}")
+        print(f"no member has: {output.ranges(found.unassigned)}")
     for member in found.members:
         ranked = f", priority {member.priority}" if "priority" in policy_named(found.policy or "").options else ""
         ranked += f", min pending {member.min_pending}" if member.min_pending else ""
         ranked += f", min ack pending {member.min_ack_pending}" if member.min_ack_pending else ""
-        print(f"consumer: {member.client_id}, session {member.session}{ranked}: {', '.join(member.claims) or '-'}")
+        print(f"consumer: {member.client_id}, session {member.session}{ranked}: {output.ranges(member.claims) or '-'}")
     for at in found.positions:
         parked = f" (parked: {at.parked})" if at.parked else ""
         position = at.position if at.position is not None else "-"
         print(f"position: {at.topic}:{at.partition} {position}{parked}")
 
 
-def _csv(options: ReadOptions, group: str) -> None:
+def _csv(options: ReadTableOptions, group: str) -> None:
     print(print_table(options.group(group).positions()), end="")
 
 
-_VIEWS: Final[dict[str, Callable[[ReadOptions, str], None]]] = {
+_VIEWS: Final[dict[str, Callable[[ReadTableOptions, str], None]]] = {
     "--lag": _lag,
     "--members": _members,
     "--settings": _settings,

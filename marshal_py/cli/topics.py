@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Annotated, Final
 
 import typer
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from marshal_py.admin.group import group_names
 from marshal_py.cli import output
 from marshal_py.cli.changes import Yes, ask
 from marshal_py.cli.documents import prints
-from marshal_py.cli.options import CommonOptions, TopicName, check_time, command, number_or_none
+from marshal_py.cli.options import CommonOptions, TableOptions, TopicName, check_time, command, number_or_none
 from marshal_py.errors import CoordinationTopicMissing
 from marshal_py.topics import changes
 from marshal_py.topics.purging import info_of
@@ -92,22 +92,21 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be 
 @app.command("ls", epilog=LS_EXAMPLE)
 @command
 @prints(list[NamedTopic])
-def ls(options: CommonOptions) -> None:
+def ls(options: TableOptions) -> None:
     """List the topics that this client may see. Kafka's own, which begin with two underscores, are left out."""
     admin = options.transport().admin()
     try:
         names = sorted(name for name in admin.topics() if not name.startswith("__"))
-        counts = {name: admin.partition_count(name) or 0 for name in names}
+        found = [NamedTopic(name, admin.partition_count(name) or 0) for name in names]
     finally:
         admin.close()
-    text = "\n".join(f"{name}  {count} partitions" for name, count in counts.items())
-    options.print_result([NamedTopic(*each) for each in counts.items()], text or "no topics")
+    options.show(found, found, ("topic", "partitions"), structs.astuple)
 
 
 @app.command("info", epilog=INFO_EXAMPLE)
 @command
 @prints(TopicDetails)
-def info(options: CommonOptions, topic: TopicName) -> None:
+def info(options: TableOptions, topic: TopicName) -> None:
     """Show a topic's partitions with their first and end offsets, leaders and replicas, and its settings."""
     transport = options.transport()
     source, admin = Topic(transport, topic), transport.admin()
@@ -116,25 +115,22 @@ def info(options: CommonOptions, topic: TopicName) -> None:
     finally:
         source.close()
         admin.close()
-    if options.as_json:
-        partitions = [
-            PartitionPlace(number, *bounds, number_or_none(brokers[number].leader), *brokers[number][1:])
-            for number, bounds in found.partitions.items()
-        ]
-        output.print_json(TopicDetails(found.name, found.topic_id, partitions, found.settings))
+    partitions = [
+        PartitionPlace(number, *bounds, number_or_none(brokers[number].leader), *brokers[number][1:])
+        for number, bounds in found.partitions.items()
+    ]
+    document = TopicDetails(found.name, found.topic_id, partitions, found.settings)
+    columns = ("partition", "first", "end", "offsets", "leader", "replicas", "in sync")
+    if not options.show(document, partitions, columns, _cells):
         return
-    rows = (
-        (number, first, end, end - first, number_or_none(brokers[number].leader), *map(_numbers, brokers[number][1:]))
-        for number, (first, end) in found.partitions.items()
-    )
-    output.print_table(("partition", "first", "end", "offsets", "leader", "replicas", "in sync"), rows)
     print(f"topic {topic}: {len(found.partitions)} partitions, {found.offsets} offsets, id {found.topic_id or '-'}")
     for name, value in sorted(found.settings.items()):
         print(f"  {name}={value}")
 
 
-def _numbers(brokers: Sequence[int]) -> str:
-    return ",".join(map(str, brokers))
+def _cells(one: PartitionPlace) -> list[object]:
+    brokers = (",".join(map(str, each)) for each in (one.replicas, one.isr))
+    return [one.partition, one.first, one.end, one.end - one.first, one.leader, *brokers]
 
 
 @app.command("create", epilog=CREATE_EXAMPLE)

@@ -302,6 +302,36 @@ def test_a_wrong_coordination_topic_is_an_error(shell: Shell, billing: str, comm
         assert why in result.stderr
 
 
+FORMATS = [
+    (["state", "billing"], "group"),
+    (["state", "billing", "--lag"], "topic"),
+    (["state", "--members"], None),
+    (["groups", "ls"], "group"),
+    (["topics", "ls"], "topic"),
+    (["topics", "info", "orders"], "partition"),
+    (["doctor", "billing"], "name"),
+]
+
+
+@pytest.mark.parametrize(("command", "first"), FORMATS, ids=lambda given: " ".join(given or ()))
+def test_a_table_has_four_formats(shell: Shell, billing: str, command: list[str], first: str | None) -> None:
+    """CSV is without another line. `first`: the column that it begins with; None if there is no row."""
+    comma, wide = shell.run(*command, "-o", "csv"), shell.run(*command, "-o", "wide")
+    assert (comma.exit_code, wide.exit_code) == (0, 0), comma.output + wide.output
+    heads = comma.stdout.split("\n", 1)[0].split(",")
+    assert heads[0] == (first or "")
+    assert wide.stdout.split("\n", 1)[0].split() == " ".join(heads).replace("_", " ").split() or first is None
+    assert type(json.loads(shell.run(*command, "-o", "json").stdout)) is type(shell.json(*command))
+
+
+def test_a_wrong_format_is_refused(shell: Shell, billing: str) -> None:
+    assert shell.run("groups", "ls", "-o", "yaml").exit_code == 2
+    for view in ("--settings", "--csv"):
+        refused = shell.run("state", billing, view, "--format", "csv")
+        assert (refused.exit_code, f"{view} has no rows for -o csv" in refused.stderr) == (2, True)
+    assert json.loads(shell.run("state", "--nothing", "--format=json").stderr)["error"] == "Usage"
+
+
 def test_a_table_in_a_pipe_is_complete(shell: Shell, billing: str) -> None:
     """No column is cut, so orders:1, orders:10 and orders:11 stay what they are."""
     row = [", ".join(f"orders:{number}" for number in range(60)), "x" * 200]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import pytest
 
 import marshal_py.cli
+from marshal_py.admin.views.group_info import PositionInfo
 from marshal_py.cli import output
 
 # Who prints no table: a progress bar, the demo's live view, and messages, whose lines have no greatest width.
@@ -80,3 +82,44 @@ def test_without_a_signal_nothing_stays_changed() -> None:
     assert signal.getsignal(signal.SIGINT) is before
     with output.until_interrupted(False):
         assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_numbers_stand_below_each_other() -> None:
+    with redirect_stdout(io.StringIO()) as shown:
+        output.print_table(("end", "time", "name", "nobody"), [(7, "9 s", "7a", None), (1200, "10.5 s ago", "b", None)])
+    assert [line.rstrip() for line in shown.getvalue().splitlines()] == [
+        "  end        time  name  nobody",
+        "    7         9 s  7a         -",
+        " 1200  10.5 s ago  b          -",
+    ]
+
+
+def test_partitions_that_follow_each_other_are_a_range() -> None:
+    names = [f"orders:{number}" for number in (11, 9, 10, 2, 0)]
+    assert output.ranges([*names, "a-1:b:3"]) == "a-1:b:3, orders:0, orders:2, orders:9-11"
+    assert output.ranges(f"orders:{number}" for number in range(100)) == "orders:0-99"
+    assert output.ranges([]) == ""
+
+
+def test_csv_has_every_field() -> None:
+    rows = [PositionInfo("orders", 0, None, 1, 7, 'a "reason"'), PositionInfo("orders", 1, 5, 0, None, None)]
+    with redirect_stdout(io.StringIO()) as shown:
+        output.print_csv(rows)
+        output.print_csv([{"claims": ("orders:0", "orders:1"), "paused": True, "topics": {"a": 1}}])
+    found = list(csv.reader(shown.getvalue().splitlines()))
+    assert found == [
+        ["topic", "partition", "position", "generation", "owner", "parked"],
+        ["orders", "0", "", "1", "7", 'a "reason"'],
+        ["orders", "1", "5", "0", "", ""],
+        ["claims", "paused", "topics"],
+        ["orders:0 orders:1", "true", '{"a": 1}'],
+    ]
+
+
+def test_a_wide_table_has_every_field() -> None:
+    assert output.wide_cells({"last_offset": None, "claims": ["orders:0", "orders:1"], "names": [], "ok": False}) == {
+        "last offset": None,
+        "claims": "orders:0-1",
+        "names": None,
+        "ok": "false",
+    }
