@@ -54,6 +54,9 @@ COMMANDS: Final = {
         "Check the connection, the coordination topic, this client's rights, clocks, versions, groups and growth.",
         "doctor doctor EXAMPLE",
     ),
+    "check": Command(
+        "Say whether a group is well: exit code 0 ok, 1 warning, 2 critical, 3 unknown.", "check check EXAMPLE"
+    ),
     "pause": Command(
         "Pause a group: its consumers finish the messages they have and release all partitions.", "pause pause EXAMPLE"
     ),

@@ -155,8 +155,7 @@ def _check_view(name: str, group: str | None, options: ReadTableOptions) -> None
 def _lag(options: ReadTableOptions, group: str) -> None:
     with Watch(options.observer, group) as watch:
         watch.refresh()
-        assert watch.observer is not None
-        require_group(watch.observer, group)
+        require_group(watch.observer, group, topic=options.coordination_topic)
         (found,) = watch.groups()
     columns = ("topic", "partition", "owner", "position", "end", "lag", "per second", "time", "oldest", "parked")
     if options.show(found, found.partitions, columns, _lag_cells):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from marshal_py.admin.views.group_info import Check
+from marshal_py.admin.views.group_info import Check, GroupCheck, GroupHealth, Level, PartitionHealth
 from marshal_py.admin.views.overview import SKEW_MS, positions
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.errors import first_of
@@ -23,6 +23,10 @@ from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import Join, Snapshot
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
 
+LEVELS: Final[tuple[Level, ...]] = ("fail", "unknown", "warn", "ok")  # the worst first
+EXIT_CODES: Final[dict[Level, int]] = {"ok": 0, "warn": 1, "fail": 2, "unknown": 3}  # as Nagios counts
+RETENTION_NEAR: Final = 0.8  # of the time for which Kafka keeps a message, that the oldest unfinished one has waited
+RETENTION_REACHED: Final = 0.95
 DAY_MS: Final = 86_400_000
 ORPHANED_MS: Final = 7 * DAY_MS  # as long as Kafka itself keeps the offsets of an empty group
 SKEW_RECORDS: Final = 3  # that many records of a client must be late: a single one may have been retried
@@ -187,8 +191,7 @@ def of_groups(
         if not group.sessions and idle_ms > ORPHANED_MS:
             found.insert(0, _orphan(group, idle_ms))
         if group.name == named and not (group.sessions or group.deleted or known.lag):
-            text, advice = f"{group.name!r}: no live session", "start a consumer of this group"
-            found.append(Check("no consumer", "warn", text, advice))  # with a lag, `standstills` says it
+            found.append(_empty(group.name))
         sound = sound and not found
         yield from found
     if sound:
@@ -211,6 +214,89 @@ def of_group(
         for one in causes
     ]
     return [*found, *_smaller(group, infos)]
+
+
+def _empty(name: str) -> Check:
+    """Says that nobody is there. With a lag, `standstills` says it."""
+    return Check("no consumer", "warn", f"{name!r}: no live session", "start a consumer of this group")
+
+
+def of_retention(name: str, rows: Iterable[PartitionHealth]) -> Iterator[Check]:
+    """Yields a check of the partitions whose oldest unfinished message Kafka soon deletes because of its age."""
+    used: dict[str, float] = {}
+    for row in rows:
+        if row.retention_s is not None:
+            age_s = row.oldest_s or 0.0
+            used[f"{row.topic}:{row.partition}"] = age_s / (age_s + row.retention_s) if row.retention_s else 1.0
+    near = [place for place, part in used.items() if part >= RETENTION_NEAR]
+    if near:
+        worst = max(used.values())
+        what = "has deleted" if worst == 1.0 else f"soon deletes (after {worst:.0%} of the retention)"
+        text = f"{name!r}: because of their age Kafka {what} unfinished messages of {first_of(near, NAMES_MAX)}"
+        advice = "more consumers, or a longer retention: marshal topics update TOPIC --config retention.ms=MS"
+        yield Check("retention near", "fail" if worst >= RETENTION_REACHED else "warn", text, advice)
+
+
+class Limits(NamedTuple):
+    """What a caller of `check` tolerates: a lag in messages, an age of the oldest unfinished message in seconds."""
+
+    lag: int | None = None
+    age_s: float | None = None
+
+
+def check(found: GroupHealth, limits: Limits, in_cluster: bool = True) -> GroupCheck:
+    """Returns whether a group is well. `in_cluster`: False for a dump."""
+    checks = [*found.findings, *of_retention(found.group, found.partitions), *_of_limits(found, limits, in_cluster)]
+    if not (found.sessions or found.deleted or "no_consumer" in found.causes):
+        checks.append(_empty(found.group))
+    figures = found.sessions, found.owned, found.free, found.parked, found.lag, found.oldest_s, found.retention_s
+    return checked(found.group, checks, *figures)
+
+
+def checked(group: str, checks: Iterable[Check], *figures: Any) -> GroupCheck:
+    """Returns the result of these checks. `figures`: as GroupCheck has them."""
+    ordered = sorted(checks, key=lambda one: LEVELS.index(one.level))
+    level = ordered[0].level if ordered else "ok"
+    return GroupCheck(group, level, EXIT_CODES[level], tuple(ordered), *figures)
+
+
+def _of_limits(found: GroupHealth, limits: Limits, in_cluster: bool) -> Iterator[Check]:
+    """Yields a check for each limit that is exceeded, or of which nobody can say whether it is."""
+    if found.deleted:
+        return
+    untold = [row for row in found.partitions if row.lag is None]
+    if limits.lag is not None:
+        if (found.lag or 0) > limits.lag:
+            yield Check("lag", "fail", f"{found.group!r}: {found.lag} messages wait, more than {limits.lag}")
+        elif untold:
+            yield Check("lag", "unknown", f"{found.group!r}: {_why_untold(untold, in_cluster)}")
+    if limits.age_s is not None:
+        ageless = [row for row in found.partitions if row.lag and row.oldest_s is None]
+        if (found.oldest_s or 0) > limits.age_s:
+            text = f"the oldest unfinished message is {found.oldest_s:.0f} s old, more than {limits.age_s:g} s"
+            yield Check("age", "fail", f"{found.group!r}: {text}")
+        elif ageless:
+            row = ageless[0]
+            text = f"the age of {row.topic}:{row.partition} at offset {row.position} is not known"
+            advice = "this client may lack the right to read the topic: marshal doctor --as consumer"
+            yield Check("age", "unknown", f"{found.group!r}: {text}", advice)
+        elif untold:
+            yield Check("age", "unknown", f"{found.group!r}: {_why_untold(untold, in_cluster)}")
+
+
+def _why_untold(rows: Sequence[PartitionHealth], in_cluster: bool) -> str:
+    """Returns why the lag of partitions is not known."""
+    row = rows[0]
+    why = f"the records at its position were lost ({row.parked})" if row.parked else "the topic was created again"
+    if not in_cluster:
+        why = "a dump does not say where topics end"
+    elif row.end is None:
+        why = "the cluster does not say where it ends"
+    elif row.position is None:
+        why = "it has no position yet"
+    elif row.position > row.end:
+        why = f"its position {row.position} is beyond its end {row.end}"
+    return f"the lag of {len(rows)} partitions is not known, first {row.topic}:{row.partition}: {why}"
 
 
 def _orphan(group: Group, idle_ms: int) -> Check:

@@ -216,7 +216,7 @@ class GroupState(Struct, frozen=True):
     notices: tuple[str, ...] = ()
 
 
-Level = Literal["ok", "warn", "fail"]
+Level = Literal["ok", "warn", "fail", "unknown"]
 
 
 class Check(Struct, frozen=True):
@@ -282,6 +282,23 @@ class GroupHealth(Struct, frozen=True):
     def dead_letters(self) -> int:
         """Returns how many messages became dead letters since the reader began."""
         return self.advisories.get("dead_letter", 0)
+
+
+class GroupCheck(Struct, frozen=True):
+    """What `marshal check` says. `level`: the worst of `checks`, where "unknown" is worse than "warn"; `exit_code`: 0
+    ok, 1 warn, 2 fail, 3 unknown. The figures are those of GroupHealth, None if they are unknown."""
+
+    group: str
+    level: Level
+    exit_code: int
+    checks: tuple[Check, ...]
+    sessions: int | None = None
+    owned: int | None = None
+    free: int | None = None
+    parked: int | None = None
+    lag: int | None = None
+    oldest_s: float | None = None
+    retention_s: float | None = None
 
 
 class GroupSummary(Struct, frozen=True):
