@@ -169,6 +169,10 @@ app: Final = typer.Typer(
     name="marshal",
     cls=Group,
     help="Kafka consumers that coordinate through Kafka alone.",
+    epilog="\b\nType first:\n  marshal demo                                        no Kafka is needed"
+    "\n  marshal doctor --bootstrap-servers localhost:9092   is all well?"
+    "\n  marshal groups ls --bootstrap-servers localhost:9092",
+    context_settings={"help_option_names": ["--help", "-h"]},
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -153,6 +153,7 @@ def consume(
             settings,
             client_id=options.client_id,
             coordination_topic=options.coordination_topic,
+            timeout_s=options.timeout,
             evidence_dir=str(options.evidence_dir) if options.evidence_dir is not None else None,
             last_will=last_wills.of_program(settings),
         ) as marshal,

@@ -373,7 +373,7 @@ def _cut(text: str) -> Cut:
         return Cut(offset=found.number)
     if found is not None and (at := moment_ms(found, time.time_ns() // 1_000_000)) is not None:
         return Cut(time_ms=at)
-    raise typer.BadParameter(f'{text!r} is no ISO-8601 time, no time like "1m ago", and no offset')
+    raise typer.BadParameter(f"{text!r} is no ISO-8601 time, no time like -5m, and no offset")
 
 
 def _check_end(cut: Cut, newest: int) -> None:

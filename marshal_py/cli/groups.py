@@ -277,7 +277,8 @@ def create(options: CreateOptions, group: changes.GroupName) -> None:
 
     if not options.confirmed(group, look, f"Create group {group!r}?"):
         return
-    with connect(options.settings(), coordination_topic=options.coordination_topic):  # creates it if there is none
+    topic, timeout_s = options.coordination_topic, options.timeout
+    with connect(options.settings(), coordination_topic=topic, timeout_s=timeout_s):  # creates it if there is none
         seen: list[str] = []
         offset = target.create(reason=options.reason, watcher=lambda event: seen.append(event.kind), **wanted)
     created = "changed" in seen

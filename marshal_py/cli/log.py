@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import base64
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import typer
 from msgspec import Struct
@@ -29,6 +29,7 @@ from marshal_py.cli.options import (
 from marshal_py.history.describe import as_dict, describe
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.wire.records import Heartbeat, Record
 
 TAIL_EXAMPLE: Final = output.example("marshal log tail billing -n 20")
 DUMP_EXAMPLE: Final = output.example("marshal log dump --output billing.dump")
@@ -95,6 +96,11 @@ def tail(
     count: Annotated[int, typer.Option("-n", min=0, help="This many of the last records.")] = 10,
     since: Since = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until ctrl-C.")] = False,
+    types: Annotated[
+        list[str] | None,
+        typer.Option("--type", metavar="TYPE", help="Records of this type only, as Join; may be repeated."),
+    ] = None,
+    no_heartbeats: Annotated[bool, typer.Option("--no-heartbeats", help="All but heartbeats.")] = False,
     raw: Annotated[
         bool,
         typer.Option(
@@ -105,13 +111,14 @@ def tail(
     """Show the newest records, each with the verdict of the fold. Those of several logs are ordered by timestamp."""
     if raw and options.as_json:
         raise typer.BadParameter("give --raw or --json, not both")
+    hidden = _hidden(types or [], no_heartbeats)
     form = "raw" if raw else "json" if options.as_json else "human"
     with output.until_interrupted(follow), options.observer() as observer:
         if observer.root is None:
             output.say(NOBODY)
 
         def told(_world: World, records: Iterator[Judged]) -> Iterator[Judged]:
-            return (judged for judged in records if _concerns(judged, group))
+            return (judged for judged in records if _concerns(judged, group, hidden))
 
         since_ms = since_of(since)
         found = observer.newest(group, told, count, since_ms)
@@ -123,7 +130,7 @@ def tail(
             _print(judged, form)
         if follow and observer.root is not None and options.dump is None:
             for news in observer.follow(group):
-                if news is not None and _concerns(news, group):
+                if news is not None and _concerns(news, group, hidden):
                     _print(news, form)
 
 
@@ -194,8 +201,19 @@ def load(
     options.print_result(Loaded(topic, count), f"{count} records in {topic}")
 
 
-def _concerns(judged: Judged, group: str | None) -> bool:
-    return group is None or judged.verdict.group == group
+def _hidden(types: list[str], no_heartbeats: bool) -> frozenset[type]:
+    """Returns the types of records that are not shown, NoneType for what cannot be read. An unknown name ends the
+    command with exit code 2."""
+    known = {kind.__name__.lower(): kind for kind in get_args(Record)}
+    if unknown := [name for name in types if name.lower() not in known]:
+        names = ", ".join(kind.__name__ for kind in known.values())
+        raise typer.BadParameter(f"--type {unknown[0]!r}: one of {names}")
+    wanted = {known[name.lower()] for name in types} or {*known.values(), type(None)}
+    return frozenset({*known.values(), type(None)} - wanted | ({Heartbeat} if no_heartbeats else set()))
+
+
+def _concerns(judged: Judged, group: str | None, hidden: Collection[type] = ()) -> bool:
+    return group in (None, judged.verdict.group) and type(judged.verdict.record) not in hidden
 
 
 def _moment(judged: Judged) -> tuple[int, int, int]:

@@ -41,7 +41,7 @@ def check_time(text: str | None) -> str | None:
     try:
         since_of(text)
     except ValueError as error:
-        raise typer.BadParameter(f'{text!r} is no time like 2026-01-31T12:00:00Z or "1m ago"') from error
+        raise typer.BadParameter(f"{text!r} is no time like 2026-01-31T12:00:00Z or -5m") from error
     return text
 
 
@@ -76,14 +76,14 @@ CommandConfig = Annotated[
 CoordinationTopic = Annotated[
     str, typer.Option("--coordination-topic", metavar="TOPIC", help="The topic through which consumers coordinate.")
 ]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for an answer of the cluster.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Since = Annotated[
     str | None,
     typer.Option(
-        "--since",
-        metavar="TIME",
-        callback=check_time,
-        help='Only from then on: ISO-8601, UTC without a zone; or "1m ago".',
+        "--since", metavar="TIME", callback=check_time, help="Only from then on: ISO-8601, UTC without a zone; or -5m."
     ),
 ]
 Until = Annotated[
@@ -102,6 +102,7 @@ class CommonOptions:
     bootstrap_servers: Servers = None
     command_config: CommandConfig = None
     coordination_topic: CoordinationTopic = COORDINATION_TOPIC
+    timeout: Timeout = CONNECT_TIMEOUT_S
     as_json: Json = False
 
     def __post_init__(self) -> None:
@@ -117,7 +118,7 @@ class CommonOptions:
         """Connects to the cluster. Raises ClusterUnreachable if it does not answer. Raises CommandFailed for
         a wrong line in the file of --command-config."""
         try:
-            return KafkaTransport(self.settings(), CONNECT_TIMEOUT_S)
+            return KafkaTransport(self.settings(), self.timeout)
         except InvalidOption as error:
             key = error.value if error.option == "settings" else error.option
             for number, line in _lines(self.command_config):
@@ -127,7 +128,7 @@ class CommonOptions:
 
     def observer(self) -> Observer:
         """Returns a reader of the cluster's coordination topic."""
-        return Observer(self.transport(), self.coordination_topic)
+        return Observer(self.transport(), self.coordination_topic, self.timeout)
 
     def group(self, name: str) -> Group:
         """Returns the operations on a group. The command keeps one connection for all of them."""

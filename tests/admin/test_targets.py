@@ -74,6 +74,8 @@ def test_errors_name_what_was_given(tmp_path: Path) -> None:
         ("2024-03-01", Point("time", 1_709_251_200_000)),
         ("2h ago", Point("ago", 7_200_000)),
         ("1.5 d ago", Point("ago", 129_600_000)),
+        ("30m-ago", Point("ago", 1_800_000)),
+        ("-5m", Point("ago", 300_000)),
     ],
 )
 def test_what_people_write(text: str, point: Point) -> None:
@@ -86,7 +88,21 @@ def test_what_people_write(text: str, point: Point) -> None:
         assert parse_fixed(text, "until").rest == point
 
 
-WRONG = ["", "-1", "late", "latest-", "latest--1", "1e3", "9223372036854775808", "12:00", "2 hours ago", "h ago"]
+WRONG = [
+    "",
+    "-1",
+    "late",
+    "latest-",
+    "latest--1",
+    "1e3",
+    "9223372036854775808",
+    "12:00",
+    "2 hours ago",
+    "h ago",
+    "5m",
+    "-5",
+    "-5m ago",
+]
 
 
 WRONG += ["committed|", "committed|first", "committed:", "committed:|latest", "latest|earliest", "committedx"]

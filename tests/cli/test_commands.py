@@ -416,6 +416,24 @@ def test_log_tail_shows_the_newest(shell: Shell, billing: str) -> None:
     assert shell.run("log", "tail", billing, "-n", "3").stdout.splitlines() == dumped[-3:]
     assert shell.run("log", "tail", billing, "-n", "0").stdout == ""
     assert "leaves (stopped)" in dumped[-1]
+    every = [line["type"] for line in tail(shell, billing)]
+    assert [line["type"] for line in tail(shell, billing, "--type", "join", "--type", "Leave")] == ["Join", "Leave"]
+    assert [line["type"] for line in tail(shell, billing, "--no-heartbeats")] == [
+        kind for kind in every if kind != "Heartbeat"
+    ]
+    assert shell.run("log", "tail", "--type", "Jump").exit_code == 2
+
+
+def tail(shell: Shell, *arguments: str) -> list[dict[str, object]]:
+    shown = shell.run("log", "tail", *arguments, "-n", "1000", "--json").stdout
+    return [json.loads(line) for line in shown.splitlines()]
+
+
+def test_a_cluster_that_does_not_answer_is_given_up() -> None:
+    """30 s later without --timeout, which is far beyond what this test may take."""
+    result = Shell("127.0.0.1:1").run("groups", "ls", "--timeout", "0.1", "--json")
+    failure = json.loads(result.stderr)
+    assert (result.exit_code, failure["error"], failure["retriable"]) == (1, "ClusterUnreachable", True)
 
 
 def test_log_tail_follows(shell: Shell, billing: str) -> None:

@@ -46,9 +46,16 @@ def test_a_command_imports_no_other() -> None:
 
 def test_the_help_fits_a_terminal_and_shows_every_command() -> None:
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
-    lines = shown.partition("Commands:\n")[2].splitlines()
+    lines = shown.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in lines] == list(COMMANDS)
     assert max(map(len, lines)) <= 80
+
+
+def test_who_types_no_command_learns_what_to_type_first() -> None:
+    shown = CliRunner().invoke(app, [])
+    assert "Type first:\n    marshal demo " in shown.output
+    assert CliRunner().invoke(app, ["-h"]).stdout.strip() == shown.output.strip()
+    assert CliRunner().invoke(app, ["log", "tail", "-h"]).stdout.startswith("Usage: marshal log tail")
 
 
 def test_a_word_that_is_no_command_names_the_nearest() -> None:

@@ -18,7 +18,6 @@ from marshal_py.cli import output
 from marshal_py.cli.demo.verdict import Judgement, sentence
 from marshal_py.cli.documents import prints
 from marshal_py.cli.options import CommonOptions, command, settings_of
-from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
@@ -50,7 +49,7 @@ def demo(
     from marshal_py.cli.demo.scenario import run_demo
 
     with _cluster(options) as (settings, topic, group):
-        admin = KafkaTransport(settings, CONNECT_TIMEOUT_S).admin()
+        admin = KafkaTransport(settings, options.timeout).admin()
         plan = Plan(
             settings=settings,
             topic=topic,
@@ -88,7 +87,7 @@ def _cluster(options: CommonOptions) -> Iterator[tuple[dict[str, Any], str, str]
     settings = options.settings()
     mark = secrets.token_hex(4)
     topic = f"{EMBEDDED_TOPIC}-{mark}"
-    admin = KafkaTransport(settings, CONNECT_TIMEOUT_S).admin()
+    admin = KafkaTransport(settings, options.timeout).admin()
     if "create_topic" not in admin.capabilities:
         raise output.CommandFailed(
             "clients of an embedded broker cannot create topics: leave out --bootstrap-servers, and the demo runs "

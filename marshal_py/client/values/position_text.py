@@ -1,6 +1,6 @@
 """The one grammar for a place in topics: where a group begins, where `set-position` moves it, what a backfill reads.
 
-    earliest | latest | latest-25 | 1200 | 2025-01-31T12:00:00Z | 2h ago
+    earliest | latest | latest-25 | 1200 | 2025-01-31T12:00:00Z | 2h ago | 2h-ago | -2h
     committed | committed|earliest | committed:blue | committed:blue|earliest
     positions.csv, or its lines as text: topic,partition,offset
     {"orders": {"0": 23, "1": -2, "2": "2025-01-31T12:00:00Z"}}
@@ -48,7 +48,7 @@ RULE: Final = f"{FIXED_RULE}, or committed, committed:GROUP, either with |earlie
 _ENDS: Final = {-1: LATEST, -2: EARLIEST}
 _LATEST_MINUS: Final = re.compile(r"latest-(\d{1,18})")
 _DIGITS: Final = re.compile(r"\d{1,19}")
-_AGO: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?) ?([smhd]) ago")
+_AGO: Final = re.compile(r"(-)?(\d{1,9}(?:\.\d{1,3})?) ?([smhd])(?(1)|[ -]ago)")
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -119,7 +119,7 @@ def _point(text: str) -> Point:
 
 
 def _ago_ms(found: re.Match[str]) -> int:
-    return round(float(found[1]) * _UNITS_MS[found[2]])
+    return round(float(found[2]) * _UNITS_MS[found[3]])
 
 
 def _committed(text: str) -> Point:
@@ -222,7 +222,7 @@ def at_times(points: Mapping[TopicPartition, Point], admin: ClusterAdmin, now_ms
 
 
 def moment_of(text: str, now_ms: int) -> int:
-    """Returns the time that a text names, as ISO-8601 or as "2h ago", in ms since 1970. Raises ValueError."""
+    """Returns the time that a text names, as ISO-8601, "2h ago" or -2h, in ms since 1970. Raises ValueError."""
     found = _AGO.fullmatch(text)
     return epoch_ms(text) if found is None else max(0, now_ms - _ago_ms(found))
 
