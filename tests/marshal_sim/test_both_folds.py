@@ -13,6 +13,7 @@ from marshal_sim.mutants.fold import MUTANTS as OF_THE_FOLD
 from marshal_sim.mutants.mutants import MUTANTS, find, switched_on, with_its_judge
 from marshal_sim.mutants.shipped_fold import ShippedFold
 from marshal_sim.oracle.oracle import Oracle, OracleStop, Verdict
+from tests.support.partly import PARTLY
 
 SCHEDULES = 40
 # The first seed in which the folds differ, of those bugs that earlier ones do not show.
@@ -31,8 +32,11 @@ def _folded(oracle: Oracle, evidence: Evidence) -> list[object]:
     return [*told, oracle.groups, oracle.log_digest(), oracle.chain_digest()]
 
 
+@PARTLY
 @pytest.mark.parametrize("mode", [1, 2])
-def test_without_a_bug_the_judge_reads_the_same_from_both_folds(mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_bug_the_judge_reads_the_same_from_both_folds(
+    mode: int, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All verdicts, states and digests, so what a hunt finds is of the bug."""
     seen: list[Evidence] = []
     begin = History.__init__
@@ -42,10 +46,10 @@ def test_without_a_bug_the_judge_reads_the_same_from_both_folds(mode: int, monke
         begin(self, evidence, *rest)
 
     monkeypatch.setattr(History, "__init__", noted)
-    for seed in range(4):
+    for seed in range(4 // part):
         simulate(seed, Options(mode=mode))
     judged = [evidence for evidence in seen if not evidence.first]
-    assert len(judged) > 4
+    assert len(judged) > 4 // part
     verdicts = set()
     for evidence in judged:
         number, root = evidence.number, evidence.root or None

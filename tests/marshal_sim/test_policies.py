@@ -17,19 +17,22 @@ from marshal_sim.cluster.run import simulate
 from marshal_sim.cluster.scenario import GroupPlan, Options
 from marshal_sim.tools.schedule import Schedule, parse, text_of
 from tests.support.command_line import invoke
+from tests.support.partly import PARTLY
 
 KINDS_BEHIND = frozenset({"slow_handler", "crash", "arrive", "lag", "drop"})
 
 
+@PARTLY
 @pytest.mark.parametrize("policy", sorted(PARTITIONED | PRIORITY))
-def test_every_promise_holds(policy: str) -> None:
-    results = [simulate(seed, Options(policy=policy)) for seed in range(21, 24)]
+def test_every_promise_holds(policy: str, part: int) -> None:
+    results = [simulate(seed, Options(policy=policy)) for seed in range(21, 21 + 4 // part)]
     assert [(result.seed, result.violations) for result in results if result.violations] == []
     assert sum(result.deliveries for result in results) > 100
     assert sum(result.takeovers + result.handovers for result in results) > 5
 
 
-def test_members_with_patterns_keep_every_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+@PARTLY
+def test_members_with_patterns_keep_every_promise(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A13: each pattern matches one topic, so all that is promised of members that name it is promised of these."""
     named = Cluster.new_options
 
@@ -38,12 +41,13 @@ def test_members_with_patterns_keep_every_promise(monkeypatch: pytest.MonkeyPatc
         return structs.replace(options, topics=tuple(f"{topic}*" for topic in options.topics))
 
     monkeypatch.setattr(Cluster, "new_options", with_patterns)
-    results = [simulate(seed) for seed in range(5)] + [simulate(30, Options(policy="topic"))]
+    results = [simulate(seed) for seed in range(6 // part)] + [simulate(30, Options(policy="topic"))]
     assert [(result.seed, result.violations) for result in results if result.violations] == []
-    assert sum(result.takeovers + result.handovers for result in results) > 20
+    assert sum(result.takeovers + result.handovers for result in results) > 20 // part
 
 
-def test_lag_weights_break_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+@PARTLY
+def test_lag_weights_break_no_promise(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A14: the runs have few messages, so here a lag of one counts already."""
     named = Cluster.new_options
 
@@ -54,18 +58,21 @@ def test_lag_weights_break_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cluster, "new_options", weighted)
     monkeypatch.setattr(world, "LAG_BITS", 0)
     options = Options(clients=3, partitions=8, kinds=KINDS_BEHIND, intervals=8)
-    results = [simulate(seed, options) for seed in range(8)]
+    results = [simulate(seed, options) for seed in range(8 // part)]
     assert [(result.seed, result.violations) for result in results if result.violations] == []
     weighted_moves = [result.handovers for result in results]
     monkeypatch.setattr(world, "LAG_BITS", 64)
-    assert weighted_moves != [simulate(seed, options).handovers for seed in range(8)], "the weights move something"
+    assert weighted_moves != [simulate(seed, options).handovers for seed in range(8 // part)], (
+        "the weights move something"
+    )
 
 
-def test_whole_topics_are_never_split() -> None:
+@PARTLY
+def test_whole_topics_are_never_split(part: int) -> None:
     """A9: a delivery needs the partition and its cover, in what its client has read (S2)."""
-    results = [simulate(seed, Options(policy="topic")) for seed in range(30, 36)]
+    results = [simulate(seed, Options(policy="topic")) for seed in range(30, 30 + 6 // part)]
     assert [(result.seed, result.violations) for result in results if result.violations] == []
-    assert sum(result.takeovers + result.handovers for result in results) > 20
+    assert sum(result.takeovers + result.handovers for result in results) > 20 // part
 
 
 def test_who_falls_behind_gives_up_partitions_and_breaks_no_promise() -> None:
