@@ -16,6 +16,7 @@ from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import Time, prints, time_of, with_fields
 from marshal_py.cli.options import ReadOptions, command, number_or_none, require_group
+from marshal_py.cli.watching import Every, show
 from marshal_py.client.driver import divergence_report
 from marshal_py.client.values.position_text import EARLIEST, OFFSET, moment_ms, parse
 from marshal_py.errors import GroupDeleted, InvalidOption
@@ -133,6 +134,7 @@ def explain(
         ),
     ] = None,
     count: Annotated[int, typer.Option("-n", min=1, help="At most this many records.")] = LINES_MAX,
+    watch: Every = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -157,6 +159,12 @@ def explain(
         with _reader(group, options) as reader:
             _against_log(kept, *reader.history(kept["at_offset"]), options.as_json)
         return
+    show(options, watch, lambda: _show(options, group, partition, at, since, count))
+
+
+def _show(
+    options: ReadOptions, group: str, partition: str | None, at: str | None, since: str | None, count: int
+) -> None:
     cut = Cut() if at is None else _cut(at)
     begin = cut if since is None else Cut(0) if since == EARLIEST else _cut(since)
     if partition is not None:
@@ -167,11 +175,18 @@ def explain(
         raise typer.BadParameter("name TOPIC:PARTITION; or --since, for what changed in the group")
 
 
-def _explain(options: ReadOptions, group: str, partition: str, cut: Cut, begin: Cut, count: int) -> None:
-    topic, colon, number = partition.rpartition(":")
-    if not colon or not number.isdigit():
-        raise typer.BadParameter(f"{partition!r} is not TOPIC:PARTITION")
-    tp = TopicPartition(topic, int(number))
+def sentences(options: ReadOptions, group: str, tp: TopicPartition, at_ms: int | None) -> list[str]:
+    """Returns what `marshal explain GROUP TOPIC:PARTITION` prints, as of a time (since 1970) or of now. Raises
+    MarshalError."""
+    cut = Cut(time_ms=at_ms)
+    found, began_at, way_back = _find(options, group, tp, cut, cut, LINES_MAX)
+    return list(_sentences(group, found, began_at, way_back))
+
+
+def _find(
+    options: ReadOptions, group: str, tp: TopicPartition, cut: Cut, begin: Cut, count: int
+) -> tuple[Explanation, int, str]:
+    """Returns what is found of a partition, from where on the log was read for it, and how to look further back."""
     with _reader(group, options) as reader:
         found = reader.explain(tp, cut, count, reader.offset_of(begin))
         way_back = reader.way_back() if reader.began_at else ""
@@ -179,9 +194,20 @@ def _explain(options: ReadOptions, group: str, partition: str, cut: Cut, begin: 
         raise output.CommandFailed(f"{GroupDeleted(group)}; as it was before: --at {max(found.causes) - 1}")
     if not found.known:
         topics = _known(group, options)
-        near = f" ({topics[topic]} partitions of {topic!r})" if topic in topics else suggestion(topic, topics)
-        raise output.CommandFailed(f"group {group!r} has no partition {partition} up to there{near}")
+        near = (
+            f" ({topics[tp.topic]} partitions of {tp.topic!r})" if tp.topic in topics else suggestion(tp.topic, topics)
+        )
+        raise output.CommandFailed(f"group {group!r} has no partition {tp} up to there{near}")
     _check_end(cut, found.at_offset)
+    return found, reader.began_at, way_back
+
+
+def _explain(options: ReadOptions, group: str, partition: str, cut: Cut, begin: Cut, count: int) -> None:
+    topic, colon, number = partition.rpartition(":")
+    if not colon or not number.isdigit():
+        raise typer.BadParameter(f"{partition!r} is not TOPIC:PARTITION")
+    tp = TopicPartition(topic, int(number))
+    found, began_at, way_back = _find(options, group, tp, cut, begin, count)
     if options.as_json:
         output.print_json(
             {
@@ -196,16 +222,16 @@ def _explain(options: ReadOptions, group: str, partition: str, cut: Cut, begin: 
                 "unserved": found.unserved or None,
                 "records": [_line(line) for line in found.lines],
                 "left_out": found.left_out,
-                "began_at": reader.began_at,
+                "began_at": began_at,
             }
         )
-    else:
-        _print(group, found, f"(read from offset {reader.began_at} of the log on; {way_back})" if way_back else "")
+        return
+    for line in _sentences(group, found, began_at, way_back):
+        print(line)
 
 
-def _print(group: str, found: Explanation, began: str) -> None:
-    """Prints what was found of a partition, in sentences. `began`: from where on the log was read, if not from its
-    beginning."""
+def _sentences(group: str, found: Explanation, began_at: int, way_back: str) -> Iterator[str]:
+    """Yields what was found of a partition."""
     now, partition = found.standing, f"{found.tp.topic}:{found.tp.partition}"
     owner = f"owned by {now.client_id} (session {now.owner})" if now.owner != NONE else "owned by nobody"
     position = f"position {now.position}" if now.position != NONE else "without a position"
@@ -213,13 +239,12 @@ def _print(group: str, found: Explanation, began: str) -> None:
     unserved = f", {found.unserved}" if found.unserved else ""
     paused = ", the group is paused" if found.paused else ", the group is deleted" if found.deleted else ""
     when = f"at offset {found.at_offset}, {time_of(found.at_ms)}"
-    print(f"{partition} of group {group!r} {when}: {owner}, {position}{paused}{parked}{unserved}")
+    yield f"{partition} of group {group!r} {when}: {owner}, {position}{paused}{parked}{unserved}"
     if found.left_out:
-        print(f"({found.left_out} older records left out)")
-    if began:
-        print(began)
-    for line in found.lines:
-        print(_text(line))
+        yield f"({found.left_out} older records left out)"
+    if way_back:
+        yield f"(read from offset {began_at} of the log on; {way_back})"
+    yield from map(_text, found.lines)
 
 
 def _diff(options: ReadOptions, group: str, earlier: Cut, later: Cut) -> None:

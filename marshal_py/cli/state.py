@@ -16,6 +16,7 @@ from marshal_py.admin.watch import Watch
 from marshal_py.cli import output
 from marshal_py.cli.documents import prints
 from marshal_py.cli.options import NOBODY, ReadTableOptions, command, require_group
+from marshal_py.cli.watching import Every, show
 from marshal_py.client.values.position_text import print_table
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.policies import having, policy_named
@@ -58,6 +59,7 @@ def state(
             "--csv", help="Print topic,partition,offset for `marshal set-position --to` and kafka-consumer-groups."
         ),
     ] = False,
+    watch: Every = None,
 ) -> None:
     """Show groups: sessions, claims, positions, lag, pause, policy; or one of these in full.
 
@@ -77,8 +79,12 @@ def state(
         raise typer.BadParameter(f"one of {', '.join(_VIEWS)}")
     if chosen:
         _check_view(chosen[0], group, options)
-        _VIEWS[chosen[0]](options, group or "")
-        return
+        show(options, watch, lambda: _VIEWS[chosen[0]](options, group or ""))
+    else:
+        show(options, watch, lambda: _groups(options, group))
+
+
+def _groups(options: ReadTableOptions, group: str | None) -> None:
     with options.observer() as observer:
         looking = Looking(observer)
         for judged in observer.read(group):

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import select
 import shlex
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from marshal_py.last_will import connecting
+from tests.support.terminal import CTRL_C, CTRL_Z, Terminal
 
-DEADLINE_S = 60.0
 RUN = shlex.join(connecting.command("run", "--"))
-# No echo of what is typed, and no signal that the process around the tests ignores.
-SHELL = "stty -echo; exec env --default-signal PS1= bash --norc --noprofile --noediting -i"
 # Shows each SIGTERM, and at a SIGWINCH how many there were.
 COUNT = """
 import signal
@@ -29,38 +23,6 @@ while signal.sigwait((signal.SIGTERM, signal.SIGWINCH)) == signal.SIGTERM:
     print(f"term-{count}", flush=True)
 print(f"sum-{count}")
 """
-CTRL_C, CTRL_Z = "\x03", "\x1a"
-
-
-class Terminal:
-    """A terminal with an interactive shell, which has job control."""
-
-    def __init__(self) -> None:
-        self._fd, theirs = os.openpty()
-        self.shell = subprocess.Popen(
-            ["setsid", "--ctty", "sh", "-c", SHELL], stdin=theirs, stdout=theirs, stderr=theirs
-        )
-        os.close(theirs)
-        self._shown = ""
-        self.type("echo shell-$((40+2))\n")
-        self.wait("shell-42")
-
-    def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-    def wait(self, text: str) -> str:
-        """Waits until the terminal has shown `text`. Returns what it has shown before that."""
-        deadline, poller = time.monotonic() + DEADLINE_S, select.poll()
-        poller.register(self._fd, select.POLLIN)
-        while text not in self._shown:
-            assert poller.poll(max(0.0, deadline - time.monotonic()) * 1000), f"no {text!r}: {self._shown!r}"
-            self._shown += os.read(self._fd, 4_096).decode()
-        before, _, self._shown = self._shown.partition(text)
-        return before
-
-    def close(self) -> None:
-        os.close(self._fd)  # the kernel hangs up on all that is left in the session
-        self.shell.wait(DEADLINE_S)
 
 
 @pytest.fixture

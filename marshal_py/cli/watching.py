@@ -1,0 +1,93 @@
+"""`--watch SECONDS`: what a command shows, again and again until ctrl-C; in a terminal in one place, with keys."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import typer
+from rich.text import Text
+
+from marshal_py.cli import output
+from marshal_py.cli.options import ReadOptions
+from marshal_py.errors import MarshalError
+
+LEAST_S: Final = 0.1
+
+Every = Annotated[
+    float | None,
+    typer.Option("--watch", metavar="SECONDS", min=LEAST_S, help="Show it again each time so many seconds are over."),
+]
+
+
+def show(options: ReadOptions, every_s: float | None, print_all: Callable[[], None]) -> None:
+    """Calls `print_all`, which prints to stdout, once or until ctrl-C. From the second time on a MarshalError is shown
+    and ends nothing."""
+
+    def print_anew() -> None:
+        options.close()  # the connections of the last time
+        print_all()
+
+    if every_s is None:
+        print_all()
+    elif options.dump is not None:
+        raise typer.BadParameter("a dump does not change: --watch or --dump, not both")
+    elif sys.stdin.isatty() and sys.stdout.isatty() and not options.as_json:
+        with output.until_interrupted():
+            _in_terminal(print_anew, every_s)
+    else:
+        with output.until_interrupted():
+            print_all()
+            while True:
+                _repeat(print_anew, every_s, options.as_json)
+
+
+def _repeat(print_all: Callable[[], None], every_s: float, as_json: bool) -> None:
+    sys.stdout.flush()
+    time.sleep(every_s)
+    if not as_json:
+        print(f"---- {_now()}")
+    try:
+        print_all()
+    except MarshalError as error:
+        output.say(f"marshal: {error}")
+
+
+class _Page(io.StringIO):
+    """A piece of a terminal, so that what is printed here looks as it does there."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _in_terminal(print_all: Callable[[], None], every_s: float) -> None:
+    from marshal_py.cli.terminal import Terminal, scrolled
+
+    def page() -> list[Text]:
+        with redirect_stdout(_Page()) as printed:
+            print_all()
+        return list(Text.from_ansi(printed.getvalue()).split("\n"))
+
+    lines, head, top, next_s = page(), _now(), 0, time.monotonic() + every_s
+    with Terminal(output.console()) as terminal:
+        while True:
+            terminal.draw([Text(f"{head}  every {every_s:g} s; q quits", style="reverse"), *lines[top:]])
+            for key in terminal.keys(max(0.0, next_s - time.monotonic())):
+                if key == "q":
+                    return
+                top = scrolled(top, key, len(lines), terminal.size()[1] - 1)
+            if time.monotonic() >= next_s:
+                try:
+                    lines, head = page(), _now()
+                except MarshalError as error:
+                    head = f"{head.partition(' ')[0]} stale: {error}"
+                next_s = time.monotonic() + every_s
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
