@@ -15,7 +15,8 @@ from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.admin.watch import Watch
 from marshal_py.cli import output
 from marshal_py.cli.documents import prints
-from marshal_py.cli.options import NOBODY, ReadTableOptions, command, require_group
+from marshal_py.cli.lag import LagHistory, print_history
+from marshal_py.cli.options import NOBODY, ReadTableOptions, Since, command, require_group
 from marshal_py.cli.watching import Every, show
 from marshal_py.client.values.position_text import print_table
 from marshal_py.log.observer import Observer
@@ -40,7 +41,7 @@ class GroupSettings(GroupInfo, frozen=True, kw_only=True):
 
 
 @command
-@prints(Overview, GroupHealth, list[MemberInfo], GroupSettings)
+@prints(Overview, GroupHealth, LagHistory, list[MemberInfo], GroupSettings)
 def state(
     options: ReadTableOptions,
     group: Annotated[str | None, typer.Argument(metavar="GROUP", help="One group; all if left out.")] = None,
@@ -60,6 +61,7 @@ def state(
         ),
     ] = False,
     watch: Every = None,
+    since: Since = None,
 ) -> None:
     """Show groups: sessions, claims, positions, lag, pause, policy; or one of these in full.
 
@@ -72,12 +74,16 @@ def state(
     of the newest 16,384 records if these are fewer; it is - if the position does not move, or nobody owns the
     partition. "oldest" is the age of the oldest message that waits, for a client that may read the topic. A lag of - is
     unknown: the topic is gone or was created again, the partition has no position yet, the position lies beyond the
-    end, or records were lost.
+    end, or records were lost. With --lag --since it shows the lag over time, also of a dump.
     """
     chosen = [one for one, wanted in zip(_VIEWS, (lag, members, settings, as_csv), strict=True) if wanted]
     if len(chosen) > 1:
         raise typer.BadParameter(f"one of {', '.join(_VIEWS)}")
-    if chosen:
+    if since is not None:
+        if chosen != ["--lag"] or group is None:
+            raise typer.BadParameter("--since goes with GROUP and --lag")
+        show(options, watch, lambda: print_history(options, group, since))
+    elif chosen:
         _check_view(chosen[0], group, options)
         show(options, watch, lambda: _VIEWS[chosen[0]](options, group or ""))
     else:

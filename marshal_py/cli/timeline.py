@@ -11,18 +11,14 @@ from msgspec import Struct
 
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import Time, prints, time_of
-from marshal_py.cli.options import NOBODY, ReadOptions, Since, check_time, command, require_group
+from marshal_py.cli.options import NOBODY, ReadOptions, Since, Until, command, require_group
 from marshal_py.client.values.position_text import moment_of
 from marshal_py.history.page import page
 from marshal_py.log.observer import Observer
 from marshal_py.log.pictures import newest_ms, picture_of
 
-EXAMPLE: Final = output.example('marshal timeline billing --since "1h ago" -o billing.html')
+EXAMPLE: Final = output.example("marshal timeline billing --since -1h -o billing.html")
 HOUR_MS: Final = 3_600_000
-
-Until = Annotated[
-    str | None, typer.Option("--until", metavar="TIME", callback=check_time, help="Only up to then; now if left out.")
-]
 
 
 class Drawn(Struct, frozen=True):
@@ -51,7 +47,7 @@ def timeline(
     """Draw a group's history as a page: who owned each partition, gaps, pauses, moves, members, lag.
 
     One file of HTML that loads nothing. Point at anything, or click it, for the record of the log and its sentence.
-    Without --since it shows the last hour, or all of a dump; there, times like "1h ago" count from the dump's newest
+    Without --since it shows the last hour, or all of a dump; there, times like -1h count from the dump's newest
     record.
     """
     if path is None and options.as_json:
@@ -60,10 +56,7 @@ def timeline(
         from_ms, to_ms = span_of(options, observer, group, since, until)
         picture = picture_of(observer, group, from_ms, to_ms)
     if picture is None:
-        with options.observer() as observer:
-            observer.fold(group)
-            require_group(observer, group)
-        raise output.CommandFailed(f"group {group!r} is younger than {until}")
+        raise unknown_group(options, group, until)
     text = page(f"marshal timeline {group}", [picture])
     if path is None:
         sys.stdout.write(text)
@@ -77,6 +70,14 @@ def timeline(
         Drawn(group, str(path), begin, end, len(picture.lanes), len(picture.records)),
         f"{path}: {begin} to {end}, {len(picture.lanes)} partitions, {len(picture.records)} records",
     )
+
+
+def unknown_group(options: ReadOptions, group: str, when: str | None) -> output.CommandFailed:
+    """Returns the error about a group that its log did not know at a time. Raises it if it is not there at all."""
+    with options.observer() as observer:
+        observer.fold(group)
+        require_group(observer, group)
+    return output.CommandFailed(f"group {group!r} is younger than {when}")
 
 
 def span_of(

@@ -31,12 +31,13 @@ class Sample(NamedTuple):
 
 class LagSeries(NamedTuple):
     """Positions and lags by partition, one per moment (ms, as the records' timestamps), and the total. None is unknown:
-    no position yet, no end known; the total leaves it out."""
+    no position yet, no end known; the total leaves it out. `lag_of`: what the lag was computed from, in words."""
 
     moments: list[int]
     positions: dict[TopicPartition, list[int | None]]
     lags: dict[TopicPartition, list[int | None]]
     total: list[int | None]
+    lag_of: str
 
 
 def moments_between(from_ms: int, to_ms: int, partitions: int = 1) -> list[int]:
@@ -79,7 +80,9 @@ class PositionSampler:
         positions = {tp: [_position(sample.get(tp)) for sample in self._samples] for tp in named}
         lags = {tp: [_lag(at, sample.get(tp), ends, tp) for at, sample in enumerate(self._samples)] for tp in named}
         known = [[lag for tp in named if (lag := lags[tp][at]) is not None] for at in range(len(self.moments))]
-        return LagSeries(self.moments, positions, lags, [sum(each) if each else None for each in known])
+        total = [sum(each) if each else None for each in known]
+        lag_of = "the log's positions and the topic's ends" if ends else "what owners wrote"
+        return LagSeries(self.moments, positions, lags, total, lag_of)
 
 
 def _position(sample: Sample | None) -> int | None:

@@ -203,7 +203,7 @@ class PictureReader:
             moments=[moment - self._from_ms for moment in series.moments[left_out:]],
             positions=[series.positions.get(tp, unknown)[left_out:] for tp in lanes],
             lags=[series.lags.get(tp, unknown)[left_out:] for tp in lanes],
-            lag_of="the log's positions and the topic's ends" if ends else "as owners wrote it",
+            lag_of=series.lag_of,
             forms=[Form(kind, verdict, [*text], [*fields]) for kind, verdict, text, fields in self._forms],
             records=self._records,
         )

@@ -1,7 +1,8 @@
-"""`marshal timeline`: the page of a dump. tests/kafka/test_look.py has that of a cluster."""
+"""`marshal timeline` and `marshal state --lag --since` of a dump. tests/kafka/test_look.py has those of a cluster."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from marshal_py.cli.lag import spark_line
 from tests.cli.shell import Shell
 from tests.support import dumps
 from tests.support.busy_group import GROUP, BusyGroup
@@ -44,7 +46,7 @@ def test_the_page_of_a_dump(group: BusyGroup, dump: str, tmp_path: Path) -> None
     whole = picture_in(path.read_text(encoding="utf-8"))
     assert [mark[1] for mark in whole["marks"] if mark[1] != "other"] == ["join", "join", "evict"]
     assert whole["lags"][0][-1] is not None
-    done = offline.run("timeline", GROUP, "--dump", dump, "--since", "8s ago", "--until", "2s ago", "-o", str(path))
+    done = offline.run("timeline", GROUP, "--dump", dump, "--since", "-8s", "--until", "-2s", "-o", str(path))
     assert re.fullmatch(rf"{path}: \S+ to \S+, 4 partitions, \d+ records", "".join(done.stdout.splitlines()))
     part = picture_in(path.read_text(encoding="utf-8"))
     assert (part["from_ms"], part["to_ms"]) == (group.now_ms - 8_000, 6_000)
@@ -66,3 +68,37 @@ def test_the_page_of_a_dump(group: BusyGroup, dump: str, tmp_path: Path) -> None
 def test_what_cannot_be_drawn(dump: str, arguments: tuple[str, ...], code: int, words: str) -> None:
     done = Shell("").run("timeline", *arguments, "--dump", dump)
     assert (done.exit_code, words in " ".join(done.stderr.replace("│", "").split())) == (code, True), done.stderr
+
+
+def test_the_lag_over_time_of_a_dump(dump: str) -> None:
+    offline, arguments = Shell(""), ("state", GROUP, "--lag", "--since", "-1h", "--dump", dump)
+    found = offline.json(*arguments)
+    now = found["partitions"][-4:]
+    assert [(one["time"], one["topic"], one["partition"]) for one in now] == [
+        (found["times"][-1], "orders", number) for number in range(4)
+    ]
+    assert found["total"][-1] == sum(one["lag"] for one in now) > 0
+    assert found["lag_of"] == "what owners wrote"
+    rows = list(csv.DictReader(offline.run(*arguments, "-o", "csv").stdout.splitlines()))
+    assert len(rows) == len(found["partitions"]) == 4 * len(found["times"])
+    assert rows[-4:] == [{name: str(value) for name, value in one.items()} for one in now]
+    lags = [one["lag"] for one in found["partitions"] if one["partition"] == 3]
+    *_, last, total, span = offline.run(*arguments).stdout.splitlines()
+    assert last.split() == ["orders", "3", spark_line(lags), *figures(lags)]
+    assert total.split() == ["all", "-", spark_line(found["total"]), *figures(found["total"])]
+    assert span == f"from {found['times'][0]} to {found['times'][-1]}; lag of what owners wrote"
+
+    refused = offline.run("state", GROUP, "--members", "--since", "-1h", "--dump", dump)
+    assert (refused.exit_code, "--since goes with GROUP and --lag" in refused.stderr) == (2, True)
+
+
+def figures(lags: list[int | None]) -> list[str]:
+    known = [lag for lag in lags if lag is not None]
+    return ["-" if one is None else str(one) for one in (lags[0], max(known), lags[-1])]
+
+
+def test_a_line_of_blocks() -> None:
+    assert spark_line([0, 1, 7, None, 14]) == "▁▂▅·█"
+    assert spark_line([0, 0]) == "▁▁"
+    assert spark_line([None, None, 3, 9, 1, None], width=3) == "·█▂"
+    assert spark_line([None]) == "·"

@@ -130,7 +130,7 @@ def test_owners_gaps_and_pauses_are_drawn_and_tell_their_records(tmp_path: Path)
     assert (found["alone"], found["all"]) == (picture.owners[1].client, None)
     assert found["zoomed"] < 1 == found["whole"]
     assert all(owner.client in found["legend"] for owner in picture.owners)
-    for words in ("nobody owns it", "paused", "is evicted", "position moves back", "as owners wrote it"):
+    for words in ("nobody owns it", "paused", "is evicted", "position moves back", "what owners wrote"):
         assert words in found["marks"]
     assert (found["before"], found["after"]) == ("light", "dark")
 

@@ -200,7 +200,7 @@ def test_positions_and_lags_at_the_moments() -> None:
     book.must(Heartbeat(session, 1, (ClaimState(epoch, 130, 5),)))
     book.must(Heartbeat(session, 2, (ClaimState(epoch, 131, 4),)))
     picture = drawn(book.values, to_ms=time_of(book.last))
-    assert (picture.positions[0][-1], picture.lags[0][-1], picture.lag_of) == (131, 4, "as owners wrote it")
+    assert (picture.positions[0][-1], picture.lags[0][-1], picture.lag_of) == (131, 4, "what owners wrote")
     assert picture.lags[1][-1] is None
     reader = PictureReader(World(), GROUP, 0, time_of(book.last))
     for offset, value in enumerate(book.values):

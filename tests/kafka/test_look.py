@@ -73,6 +73,8 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
     assert (drawn["records"], drawn["partitions"]) == (len(picture["records"]), PARTITIONS)
     assert [lane[-1] for lane in picture["lags"]] == [row[2] for row in kafkas_lags(kafka, group, name).values()]
     assert picture["lag_of"] == "the log's positions and the topic's ends"
+    history = command.json("state", group, "--lag", "--since", "-1h", *where)
+    assert (history["total"][-1], history["lag_of"]) == (MESSAGES - READ, picture["lag_of"])
     assert [mark[1] for mark in picture["marks"] if mark[1] != "other"] == ["join", "leave"]
 
     lines = command.run("advisories", group, "--coordination-topic", coordination, "--json").stdout.splitlines()
