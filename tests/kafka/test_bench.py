@@ -197,7 +197,7 @@ def check_policies(result: Result) -> None:
 
 
 def check_process(result: Result) -> None:
-    assert column(result, "order kept") == [True] * 5 + [None]
+    assert column(result, "order kept") == [True] * 7 + [None]
     assert all(rate > 0 for rate in column(result, "messages/s"))
 
 
