@@ -7,11 +7,14 @@ import signal
 
 import pytest
 
+from marshal_py import stop_on_signals
 from marshal_py.errors import ModeMismatch
+from marshal_py.protocol.claims.delivery import AtMostOnce
 from marshal_py.protocol.wire.records import Evict
 from tests.support.client_fixtures import (
     ConsumerProcess,
     EmbeddedTestCluster,
+    MemoryTestCluster,
     TestCluster,
     collect,
     joined,
@@ -99,6 +102,24 @@ def test_drain_delivers_what_is_buffered(cluster: TestCluster) -> None:
         with joined(marshal, group, [topic], delivery=AMO) as successor:
             rest = [m.offset for m in collect(successor, 30 - len(seen))] if len(seen) < 30 else []
         assert seen + rest == list(range(30))
+
+
+def test_an_iteration_that_ends_says_that_its_last_message_is_done(memory: MemoryTestCluster) -> None:
+    """T11: the user has asked for more, so the log calls it lost no more if the Release is."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 1)
+    claims = []
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic], delivery=AMO) as consumer,
+        stop_on_signals(consumer, signals=[signal.SIGTERM]),
+    ):
+        for _ in consumer:
+            claims += consumer._member.claims.values()
+            signal.raise_signal(signal.SIGTERM)
+    (tracker,) = [claim.tracker for claim in claims]
+    assert isinstance(tracker, AtMostOnce)
+    assert tracker.handled_to == 1
 
 
 def test_a_group_has_one_mode(cluster: TestCluster) -> None:

@@ -470,6 +470,13 @@ class DeliveryQueue:
         if held_back and not self._gate_shut:
             self._refill(held_back)
 
+    def user_done(self) -> None:
+        """Notes, in at-most-once mode, that the user asks again and gets nothing more: he is done with the last
+        messages, also under claims that are being released."""
+        for claim in self.member.claims.values():
+            if isinstance(claim.tracker, AtMostOnce):
+                claim.tracker.returned()
+
     def _refill(self, held_back: list[Buffer]) -> None:
         """Resumes fetching for these buffers, except those that still have many messages buffered or unfinished."""
         room = self.prefetch.room(self.buffers.values())

@@ -136,3 +136,5 @@ class Receiving:
                 yield from self.intake.wait_for_gate(WAIT_SLICE_S)
             else:
                 came = yield from demand.wait(self.intake.wait_s())
+        with context.lock:
+            queue.user_done()
