@@ -70,6 +70,7 @@ class Broker:
     def __init__(self, logs: int) -> None:
         self.logs: list[CoordinationLog] = [CoordinationLog() for _ in range(logs)]
         self.topic_id: int = 0  # the id of the coordination topic
+        self.gone: set[bytes | None] = set()  # what the topics had that were deleted
         self.clocks: list[LeaderClock] = [LeaderClock() for _ in range(LEADERS)]
         self.leader = 0
         self.topics: dict[Place, list[int]] = {}  # offsets that exist, ascending: gaps stay gaps
@@ -93,6 +94,7 @@ class Broker:
 
     def recreate(self, logs: int) -> None:
         """Deletes the coordination topic and creates it again."""
+        self.gone.update(value for log in self.logs for value in log.recorded)
         self.logs = [CoordinationLog() for _ in range(logs)]
         self.topic_id += 1
 

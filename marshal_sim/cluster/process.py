@@ -297,8 +297,10 @@ class Process:
 
     def _append(self, record: InFlightRecord) -> None:
         environment = self.environment
-        if record.landed or record.log >= len(environment.broker.logs):
-            return  # healed, and so here already; or of a topic that is gone
+        if record.landed or record.log >= len(environment.broker.logs) or record.value in environment.broker.gone:
+            # Healed, and so here already; or for a log that is gone; or a copy of what a deleted topic has accepted: a
+            # client sends a value no longer than its producer tries, and so much later nobody creates the topic (L3).
+            return
         if environment.broker.writes_down_until_ms <= environment.now_ms:
             record.landed = True
             environment.broker.append(record.log, record.value, environment.now_ms)

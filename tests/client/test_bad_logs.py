@@ -8,6 +8,7 @@ import pytest
 
 import marshal_py
 from marshal_py import Consumer
+from marshal_py.client.driver import loop
 from marshal_py.errors import (
     CoordinationTopicMissing,
     GroupDeleted,
@@ -21,7 +22,8 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import route
-from marshal_py.protocol.wire.records import GroupConfig
+from marshal_py.protocol.wire.records import Genesis, GroupConfig
+from marshal_py.transport.memory import MemoryLog
 from tests.support import wire
 from tests.support.client_fixtures import (
     DEADLINE_S,
@@ -203,6 +205,28 @@ def test_another_incarnation_in_front_of_a_reader_that_knows_one(memory: MemoryT
             memory.broker.create_topic(LOG, LOGS)
         with memory.connect() as later:
             assert later.root.incarnation != marshal.root.incarnation
+
+
+def test_a_root_that_is_written_again_is_another_one(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L3: so a copy of one that an older topic of this name had does not begin another topic."""
+    lost: list[bytes] = []
+    append = MemoryLog.append
+
+    def loses_the_first(self: MemoryLog, log: int, key: bytes, value: bytes) -> bool:
+        if lost:
+            return append(self, log, key, value)
+        lost.append(value)
+        return True
+
+    monkeypatch.setattr(MemoryLog, "append", loses_the_first)
+    monkeypatch.setattr(loop, "GENESIS_S", 0.05)
+    with memory.connect() as marshal:
+        opened = codec.open_envelope(lost[0], -1)
+        assert opened is not None
+        assert isinstance(opened[5], Genesis)
+        assert opened[5].incarnation != marshal.root.incarnation
 
 
 def test_truncated_history_at_the_start(cluster: TestCluster) -> None:

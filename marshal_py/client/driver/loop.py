@@ -199,11 +199,7 @@ class Loop:
         world = self.open_world(0, None, deadline)
         if world.genesis is None:
             foreign_topics.check(*asked)
-            created_ms = context.clock.now().wall_ms
-            root = Genesis(
-                created_ms.to_bytes(6, "big") + context.draw(10), count, HASH_NAME, rationalizer.PROTOCOL_VERSION
-            )
-            self._write_genesis(world, root, deadline)
+            self._write_genesis(world, None, count, deadline)
         assert world.genesis is not None
         if world.genesis.partitions > count:
             raise TopicRecreated(0, f"{world.genesis.partitions} partitions", str(count))
@@ -226,7 +222,7 @@ class Loop:
             opening.release()
         self._catch_up(world, deadline)
         if root is not None and world.genesis is None:
-            self._write_genesis(world, root, deadline)
+            self._write_genesis(world, root, root.partitions, deadline)
         return world
 
     def _begin(self, number: int, root: Genesis | None, deadline: float) -> World:
@@ -275,11 +271,16 @@ class Loop:
             self.turn.regain_history(world)
             return
 
-    def _write_genesis(self, world: World, genesis: Genesis, deadline: float) -> None:
-        """Writes `genesis` repeatedly until the log has accepted a Genesis, this one or another client's (L5)."""
-        value = codec.encode(genesis, "", genesis.incarnation)
+    def _new_root(self, partitions: int) -> Genesis:
+        created_ms = self._context.clock.now().wall_ms
+        incarnation = created_ms.to_bytes(6, "big") + self._context.draw(10)
+        return Genesis(incarnation, partitions, HASH_NAME, rationalizer.PROTOCOL_VERSION)
+
+    def _write_genesis(self, world: World, root: Genesis | None, partitions: int, deadline: float) -> None:
+        """Writes `root`, or each time a new root, until the log has accepted a Genesis, of whatever client (L3, L5)."""
         while world.genesis is None:
-            self._context.coordination.append(world.log, b"", value)
+            genesis = root or self._new_root(partitions)
+            self._context.coordination.append(world.log, b"", codec.encode(genesis, "", genesis.incarnation))
             attempt = min(deadline, time.monotonic() + GENESIS_S)
             try:
                 self._context.wait_for(lambda: world.genesis is not None, "the Genesis record", attempt, world.log)
