@@ -8,8 +8,9 @@ epochs are offsets.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from marshal_py.client.marshal import VERSION
 from marshal_py.errors import FileUnusable
@@ -18,14 +19,22 @@ from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.transport.dump import Header, Reader, Span, Writer
+from marshal_py.transport.dump import Header, Reader, Span, Writer, check_whole
 from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.ports import LogRecord
 from marshal_py.transport.producer import KafkaProducer
 
 
-def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: bool = False) -> int:
+def dump(
+    observer: Observer,
+    out: BinaryIO,
+    group: str | None = None,
+    verdicts: bool = False,
+    about: Mapping[str, Any] | None = None,
+    change: Callable[[LogRecord], LogRecord] = lambda record: record,
+) -> int:
     """Writes all logs as they are now, or log 0 and the group's; returns the number of records. `verdicts`: each line
-    also has the fold's."""
+    also has the fold's. `about`: of the header. `change(record)`: what is written instead of a record."""
     logs = sorted({0, *observer.logs_of(group)})  # log 0 also without a root: its records may tell why
     bounds = observer.bounds(logs)
     spans = tuple(Span(log, bounds[log].first, bounds[log].end) for log in logs)
@@ -38,6 +47,7 @@ def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: 
         group=group or "",
         time_ms=time.time_ns() // 1_000_000,
         by=VERSION,
+        about=dict(about or {}),
     )
     writer = Writer(out, header)
     for span in spans:
@@ -47,7 +57,7 @@ def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: 
                 break
             judged = verdicts and record.offset >= world.next_offset  # the snapshot contains earlier ones
             more = as_dict(rationalizer.apply(world, record.offset, record.value)) if judged else {}
-            writer.write(record, {name: value for name, value in more.items() if name != "offset"})
+            writer.write(change(record), {name: value for name, value in more.items() if name != "offset"})
     writer.finish()
     return writer.records
 
@@ -55,6 +65,7 @@ def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: 
 def load(path: Path, transport: KafkaTransport, topic: str) -> int:
     """Writes a dump, checked as a whole before, into an empty coordination topic, created if missing; returns the
     number of records."""
+    check_whole(path)
     with Reader(path) as reader:
         header, root = reader.header, World(0)
         for record in reader:

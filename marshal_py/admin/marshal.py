@@ -56,7 +56,6 @@ class Marshal(marshal.Marshal):
         """Returns the cluster's id, brokers and limits, and the versions of this library and its parts."""
         self._context.check_call("Marshal", "info", waits=True)
         found = self._context.admin.describe_cluster()
-        limits = {name: int(found.settings[name]) for name in BROKER_LIMITS if name in found.settings}
         own = {
             "coordination_partitions": self.root.partitions,
             "multi_last_keys": KEYS_MAX,
@@ -73,7 +72,7 @@ class Marshal(marshal.Marshal):
             found.brokers,
             len(found.partition_counts),
             sum(found.partition_counts.values()),
-            {**limits, **own},
+            {**found.limits(), **own},
             versions,
         )
 

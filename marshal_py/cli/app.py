@@ -88,6 +88,10 @@ COMMANDS: Final = {
         "dead_letters dead_letters EXAMPLE",
     ),
     "topics": Command("Topics: create, show, change, delete.", "topics"),
+    "bundle": Command(
+        "Write one file about a group for a bug report: its log, what the doctor finds, lag, versions and settings.",
+        "bundle bundle EXAMPLE",
+    ),
     "log": Command("Look into the coordination topic.", "log"),
     "groups": Command("Administer groups.", "groups"),
     "members": Command("Administer the consumers of a group.", "members"),

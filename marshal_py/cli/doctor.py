@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 import typer
-from msgspec import Struct
+from msgspec import Struct, convert
 
 from marshal_py.admin import permissions
 from marshal_py.admin.examination import Examination
@@ -13,6 +13,7 @@ from marshal_py.admin.views.group_info import Check
 from marshal_py.cli import output
 from marshal_py.cli.documents import prints
 from marshal_py.cli.options import ReadTableOptions, check_topic_name, command
+from marshal_py.transport.dump import about
 
 EXAMPLE: Final = output.example("marshal doctor --bootstrap-servers localhost:9092")
 
@@ -54,7 +55,7 @@ def doctor(
     and so does a topic, its own or of --topic, that does not exist. A GROUP also fails if all its partitions are
     parked, if its consumers are all silent, and if messages wait that nobody consumes, unless it is paused. All of
     these are warnings if --as asks about a client that has not started yet. In a dump it checks only clocks, versions,
-    groups and growth, as of the newest record.
+    groups and growth, as of the newest record; of a bundle it prints what it found when that was made.
     """
     if options.dump is not None and (group or topics or role):
         raise typer.BadParameter("a dump says nothing about rights: --dump goes without GROUP, --topic and --as")
@@ -66,7 +67,9 @@ def doctor(
     examination = Examination(
         options.coordination_topic, group, topics or [], [role] if role else [], strict=role is not None
     )
-    if options.dump is not None:
+    if options.dump is not None and (known := about(options.dump)):  # a bundle
+        found = iter(convert(known["checks"], list[Check]))
+    elif options.dump is not None:
         found = examination.of_dump(options.observer)
     else:
         found = examination.checks(options.settings(), options.transport)

@@ -10,6 +10,8 @@ Key and value are base64, or null where the record has none. Lines may have more
 hash of everything from the file's first byte to that place, so a changed byte is noticed in its own line. This guards
 against accidents; the digests inside the log guard against intent (PROTOCOL.md 6).
 
+A bundle (`marshal bundle`) is a dump whose header has an object `about`: what was known besides when it was made.
+
 Nothing here talks to a cluster or folds a record.
 """
 
@@ -49,7 +51,8 @@ class Span(Struct, frozen=True):
 
 
 class Header(Struct, frozen=True, kw_only=True):
-    """Says what a dump holds. `group` is "" for a dump of all logs; `by` names the library, for people."""
+    """Says what a dump holds. `group` is "" for a dump of all logs; `by` names the library, for people. `about`: of a
+    bundle (admin/bundling.py); {} for a plain dump."""
 
     topic: str
     incarnation: str | None  # hex; None if the topic has no root yet
@@ -58,6 +61,7 @@ class Header(Struct, frozen=True, kw_only=True):
     group: str = ""
     time_ms: int = 0
     by: str = ""
+    about: dict[str, Any] = {}
     version: int = VERSION
     dump: str = "marshal"
 
@@ -104,6 +108,8 @@ class Writer:
         # `dump` and `version` come first, for people and for tools that look at the first bytes.
         fields = {"dump": header.dump, "version": header.version}
         fields |= {name: value for name, value in msgspec.to_builtins(header).items() if name not in fields}
+        if not header.about:
+            del fields["about"]
         self._put(fields)
 
     def _put(self, fields: Mapping[str, Any]) -> None:
@@ -226,6 +232,21 @@ class Reader:
         if self._file.readline():
             self._number += 1
             raise self._damage("something follows its end mark")
+
+
+def about(path: Path) -> dict[str, Any]:
+    """Returns what a bundle says besides its records; {} for a plain dump. Raises FileUnusable."""
+    with Reader(path) as reader:
+        return reader.header.about
+
+
+def check_whole(path: Path) -> None:
+    """Raises FileUnusable for a bundle whose records are not all those of the log."""
+    if left_out := about(path).get("left_out"):
+        why = (
+            f"of {left_out} records words were left out, so digests differ: `marshal log dump` writes the log as it is"
+        )
+        raise FileUnusable(str(path), why)
 
 
 def memory_transport(path: Path) -> tuple[Header, MemoryTransport]:

@@ -10,7 +10,7 @@ time), describe_config (read a topic's settings), create_topic, long_log (keep m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -73,6 +73,9 @@ class TopicInfo(NamedTuple):
     topic_id: str = ""
 
 
+BROKER_LIMITS: Final = ("message.max.bytes", "num.partitions", "default.replication.factor")
+
+
 class Replicas(NamedTuple):
     """Where a partition is, by numbers of brokers. `leader`: -1 if it has none now."""
 
@@ -98,6 +101,10 @@ class ClusterInfo(NamedTuple):
     partition_counts: Mapping[str, int]
     settings: Mapping[str, str]
     client_versions: Mapping[str, str]
+
+    def limits(self) -> dict[str, int]:
+        """Returns the brokers' BROKER_LIMITS, as far as this client may read them."""
+        return {name: int(self.settings[name]) for name in BROKER_LIMITS if name in self.settings}
 
 
 class OutOfRange(NamedTuple):

@@ -10,6 +10,7 @@ import typer
 from marshal_py.cli import output
 from marshal_py.cli.documents import prints
 from marshal_py.cli.options import Json, command
+from marshal_py.transport.dump import check_whole
 from marshal_sim.cluster.dump_state import read
 from marshal_sim.cluster.scenario import Options
 from marshal_sim.commands import one_run, seeds
@@ -50,6 +51,7 @@ def audit(
         raise typer.BadParameter("--trace, --shrink and --html need --seed")
     if group is not None and wanted is None and seed is None:
         raise typer.BadParameter("--group says with whom runs continue: give --seeds or --seed too")
+    check_whole(dump)
     chosen = None if wanted is None else seeds.seed_range(wanted)
     _show(dump, as_json)
     options = Options(dump=str(dump.resolve()), group=group or "")

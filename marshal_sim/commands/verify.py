@@ -11,6 +11,7 @@ from marshal_py.cli import output
 from marshal_py.cli.documents import plain, prints, with_fields
 from marshal_py.cli.options import NOBODY, ReadOptions, command, require_group
 from marshal_py.errors import FileUnusable
+from marshal_py.transport.dump import check_whole
 from marshal_sim.tools.verify import Comparison, Difference
 from marshal_sim.tools.verify import verify as fold_twice
 
@@ -33,6 +34,8 @@ def verify(
     With exit code 1 it names the first offset that differs. A dump is also checked against its own checksums.
     """
     try:
+        if options.dump is not None:
+            check_whole(options.dump)
         if group is not None:
             with options.observer() as observer:
                 observer.fold(group)

@@ -1,0 +1,116 @@
+"""`marshal bundle`: what is in the file, what is not, and who reads it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from marshal_py.admin import bundling
+from marshal_py.admin.bundling import HIDDEN, LEFT_OUT
+from marshal_py.client.marshal import connect
+from marshal_py.log.observer import Observer
+from marshal_py.protocol.wire.identity import route
+from marshal_py.transport.dump import Reader, memory_transport
+from marshal_py.transport.embedded import Broker
+from tests.cli.shell import DEADLINE_S, Shell
+
+GROUP, PLANTED = "letters", "pa55word"
+
+
+@pytest.fixture(scope="module")
+def bundle(shell: Shell, broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a group that has ended a message with words of its own; somebody else has written into its log."""
+    producer = Producer({"bootstrap.servers": shell.servers})
+    for _ in range(3):
+        producer.produce("full", f"{PLANTED}-value", f"{PLANTED}-key", headers={"h": f"{PLANTED}-header"})
+    assert producer.flush(DEADLINE_S) == 0
+    with (
+        connect({"bootstrap.servers": shell.servers, "log_level": 0}, client_id="worker-1") as marshal,
+        marshal.consumer(GROUP, ["full"], start="earliest") as consumer,
+    ):
+        message = consumer.next(DEADLINE_S)
+        assert message is not None
+        assert message.term(f"{PLANTED}-term: {message.value!r}")
+        consumer.flush()
+    producer.produce("__marshal", f"{PLANTED}-foreign", f"{PLANTED}-foreign", partition=route(GROUP, 16))
+    assert producer.flush(DEADLINE_S) == 0
+    assert shell.run("pause", GROUP, "--for", "10m", "--reason", "lunch with bob", "--yes").exit_code == 0
+    folder = tmp_path_factory.mktemp("bundles")
+    settings = folder / "client.properties"
+    settings.write_text(f"client.id=tool\nclient.rack=here\nsasl.password={PLANTED}-setting\n", encoding="utf-8")
+    path = folder / "letters.bundle"
+    told = shell.json("bundle", GROUP, "-o", str(path), "--command-config", str(settings))
+    assert told == {"file": str(path), "records": told["records"], "left_out": 2}
+    return path
+
+
+def test_nothing_that_was_planted_is_in_it(bundle: Path) -> None:
+    content = bundle.read_bytes()
+    with Reader(bundle) as reader:
+        for record in reader:
+            content += b"".join(filter(None, (record.key, record.value)))
+    assert PLANTED.encode() not in content
+    for stays in (b"worker-1", b"lunch with bob", LEFT_OUT.encode(), GROUP.encode()):
+        assert stays in content
+
+
+def test_its_header_says_what_was_known_besides(bundle: Path) -> None:
+    with Reader(bundle) as reader:
+        about = reader.header.about
+    assert {"marshal_py", "protocol", "fold", "python", "system", "confluent-kafka", "librdkafka"} == {
+        *about["versions"]
+    }
+    assert about["settings"].items() >= {"client.id": "tool", "sasl.password": HIDDEN, "client.rack": "here"}.items()
+    assert (about["health"]["group"], about["health"]["lag"], about["left_out"]) == (GROUP, 2, 2)
+    assert [check["name"] for check in about["checks"]][:2] == ["bundle", "cluster"]
+
+
+def test_commands_read_it_as_a_dump(bundle: Path, shell: Shell) -> None:
+    offline, where = Shell(""), ("--dump", str(bundle))
+    live, kept = (one.json("explain", GROUP, "full:0", *more) for one, more in ((shell, ()), (offline, where)))
+    assert kept["position"] == live["position"]
+    (ended,) = offline.run("advisories", GROUP, "--kind", "terminated", *where).stdout.splitlines()
+    assert ended.endswith(LEFT_OUT)
+    assert offline.run("log", "tail", GROUP, *where).exit_code == 0
+    assert offline.run("check", GROUP, *where).exit_code == 1, "it is paused"
+    told = offline.run("doctor", *where)
+    assert (told.exit_code, told.stdout.splitlines()[0].startswith("ok    bundle: marshal_py ")) == (0, True)
+    assert f"warn  paused: '{GROUP}': the group is paused for 600 s" in told.stdout
+
+
+def test_what_compares_digests_refuses_it(bundle: Path, shell: Shell) -> None:
+    for command in (("verify", "--dump"), ("simulate", "audit"), ("log", "load", "--coordination-topic", "__copy")):
+        refused = shell.run(*command, str(bundle))
+        assert (refused.exit_code, "of 2 records words were left out" in refused.stderr) == (1, True), command
+
+
+def test_without_words_the_fold_says_the_same(bundle: Path, shell: Shell, tmp_path: Path) -> None:
+    dumped = tmp_path / "whole.dump"
+    assert shell.run("log", "dump", GROUP, "-o", str(dumped)).exit_code == 0
+    found = []
+    for path in (dumped, bundle):
+        header, transport = memory_transport(path)
+        with Observer(transport, header.topic) as observer:
+            observer.fold(GROUP)
+            (group,) = (one for _, one in observer.groups() if one.name == GROUP)
+            counters = observer.worlds[route(GROUP, 16)].counters
+            found.append((counters, repr(group.partitions), group.pause_change))
+    assert found[0] == found[1]
+    assert found[0][0]["garbage"] == 1
+
+
+def test_a_secret_is_hidden_wherever_it_occurs() -> None:
+    value: Any = {"a": ["user alice-b failed", {"b": 7}], "c": ("alice-b",)}
+    assert bundling._without(value, ["alice-b"]) == {"a": [f"user {HIDDEN} failed", {"b": 7}], "c": [HIDDEN]}
+
+
+def test_a_group_that_is_not_there_and_a_path_that_is_none(shell: Shell, billing: str, tmp_path: Path) -> None:
+    missing = shell.run("bundle", "leters", "-o", str(tmp_path / "x"))
+    assert (missing.exit_code, "is not in __marshal" in missing.stderr) == (1, True)
+    assert not (tmp_path / "x").exists()
+    assert shell.run("bundle", billing, "-o", str(tmp_path / "no" / "x")).exit_code == 1
+    assert json.loads(shell.run("bundle", billing, "-o", str(tmp_path / "y"), "--json").stdout)["left_out"] == 0
