@@ -10,7 +10,7 @@ from msgspec import Struct
 from marshal_py.cli import output
 from marshal_py.cli.documents import Time, time_of
 from marshal_py.cli.options import ReadTableOptions
-from marshal_py.cli.timeline import span_of, unknown_group
+from marshal_py.cli.timeline import period_in, unknown_group
 from marshal_py.log.pictures import lag_over_time
 
 WIDTH: Final = 48  # characters of a line
@@ -42,7 +42,7 @@ class LagHistory(Struct, frozen=True):
 def print_history(options: ReadTableOptions, group: str, since: str) -> None:
     """Prints a group's lag since a time."""
     with options.observer() as observer:
-        series = lag_over_time(observer, group, *span_of(options, observer, group, since, None))
+        series = lag_over_time(observer, group, period_in(options, observer, group, since, None))
     if series is None:
         raise unknown_group(options, group, since)
     times, lags = [time_of(moment) for moment in series.moments], series.lags

@@ -1,4 +1,4 @@
-"""`marshal spark archive` and `marshal spark report`: the coordination topic on Spark, here or on a cluster."""
+"""`marshal spark archive`, `report` and `timeline`: the coordination topic on Spark, here or on a cluster."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from msgspec import Struct
 
-from marshal_py.cli import output
+from marshal_py.cli import changes, output
 from marshal_py.cli.documents import prints
-from marshal_py.cli.options import CommonOptions, command
+from marshal_py.cli.options import CommonOptions, Since, Until, command
+from marshal_py.cli.timeline import Drawn, PageFile, check_output, period_of, write_page
 from marshal_py.client.values.position_text import TIME, parse
 from marshal_py.errors import InvalidOption
 from marshal_py.spark import require_spark
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 ARCHIVE_EXAMPLE: Final = output.example("marshal spark archive marshal-archive --bootstrap-servers localhost:9092")
 REPORT_EXAMPLE: Final = output.example("marshal spark report --only take_overs --only lag --json")
+TIMELINE_EXAMPLE: Final = output.example("marshal spark timeline billing marshal-archive -o billing.html")
 LOCAL: Final = "local[*]"
 QUIET: Final = {"spark.log.level": "OFF", "spark.ui.showConsoleProgress": "false"}  # stderr is for our error alone
 ROWS_MAX: Final = 20  # of each table for people; --json has all
@@ -131,14 +133,49 @@ def report(
         _print(reports.QUESTIONS[name].title, rows)
 
 
-def _of_archive(session: SparkSession, path: str, group: str | None) -> DataFrame:
-    """Returns what the records of an archive mean, of all groups or of one. Raises CommandFailed."""
-    from marshal_py.spark.log import archives, replays
+@app.command("timeline", epilog=TIMELINE_EXAMPLE)
+@command
+@prints(Drawn)
+def timeline(
+    options: CommonOptions,
+    group: changes.GroupName,
+    path: Annotated[str, typer.Argument(help="Of the archive.")],
+    file: PageFile = None,
+    since: Since = None,
+    until: Until = None,
+    master: Master = LOCAL,
+) -> None:
+    """Draw a group's history from an archive as a page, like `marshal timeline`.
+
+    So the page reaches back beyond what the topic still holds. Times like -1h count from the archive's newest record.
+    """
+    check_output(options, file)
+    located = _located(path, master)
+    with _session("marshal spark timeline", master) as session:
+        from marshal_py.spark.log import pictures
+
+        found = pictures.GroupLog(_records_of(session, located), group)
+        picture = found.picture(period_of(found.newest_ms(), since, until))
+    if picture is None:
+        raise output.CommandFailed(f"group {group!r} is not in {path}")
+    write_page(options, file, picture)
+
+
+def _records_of(session: SparkSession, path: str) -> DataFrame:
+    """Returns the raw records of an archive. Raises CommandFailed."""
+    from marshal_py.spark.log import archives
 
     records = archives.read_archive(session, path)
     if records is None:
-        raise output.CommandFailed(f"--path {path!r}: there is no dump, and no archive with records")
-    folded = replays.replay(records)
+        raise output.CommandFailed(f"{path!r}: there is no dump, and no archive with records")
+    return records
+
+
+def _of_archive(session: SparkSession, path: str, group: str | None) -> DataFrame:
+    """Returns what the records of an archive mean, of all groups or of one. Raises CommandFailed."""
+    from marshal_py.spark.log import replays
+
+    folded = replays.replay(_records_of(session, path))
     return folded if group is None else folded.where(folded["group"] == group)
 
 

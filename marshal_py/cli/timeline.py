@@ -11,14 +11,20 @@ from msgspec import Struct
 
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import Time, prints, time_of
-from marshal_py.cli.options import NOBODY, ReadOptions, Since, Until, command, require_group
+from marshal_py.cli.options import NOBODY, CommonOptions, ReadOptions, Since, Until, command, require_group
 from marshal_py.client.values.position_text import moment_of
 from marshal_py.history.page import page
+from marshal_py.history.picture import Picture
 from marshal_py.log.observer import Observer
-from marshal_py.log.pictures import newest_ms, picture_of
+from marshal_py.log.pictures import Period, newest_ms, picture_of
 
 EXAMPLE: Final = output.example("marshal timeline billing --since -1h -o billing.html")
 HOUR_MS: Final = 3_600_000
+
+
+PageFile = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="Write there; stdout if left out.")
+]
 
 
 class Drawn(Struct, frozen=True):
@@ -35,14 +41,7 @@ class Drawn(Struct, frozen=True):
 @command
 @prints(Drawn)
 def timeline(
-    options: ReadOptions,
-    group: changes.GroupName,
-    path: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="Write there; stdout if left out."),
-    ] = None,
-    since: Since = None,
-    until: Until = None,
+    options: ReadOptions, group: changes.GroupName, path: PageFile = None, since: Since = None, until: Until = None
 ) -> None:
     """Draw a group's history as a page: who owned each partition, gaps, pauses, moves, members, lag.
 
@@ -50,14 +49,22 @@ def timeline(
     Without --since it shows the last hour, or all of a dump; there, times like -1h count from the dump's newest
     record.
     """
-    if path is None and options.as_json:
-        raise typer.BadParameter("--json needs --output: the page goes to stdout")
+    check_output(options, path)
     with options.observer() as observer:
-        from_ms, to_ms = span_of(options, observer, group, since, until)
-        picture = picture_of(observer, group, from_ms, to_ms)
+        picture = picture_of(observer, group, period_in(options, observer, group, since, until))
     if picture is None:
         raise unknown_group(options, group, until)
-    text = page(f"marshal timeline {group}", [picture])
+    write_page(options, path, picture)
+
+
+def check_output(options: CommonOptions, path: Path | None) -> None:
+    if path is None and options.as_json:
+        raise typer.BadParameter("--json needs --output: the page goes to stdout")
+
+
+def write_page(options: CommonOptions, path: Path | None, picture: Picture) -> None:
+    """Writes the page of a picture to a file, and says so; or to stdout."""
+    text = page(f"marshal timeline {picture.group}", [picture])
     if path is None:
         sys.stdout.write(text)
         return
@@ -67,7 +74,7 @@ def timeline(
         raise output.CommandFailed(f"{str(path)!r} cannot be written: {error.strerror}") from error
     begin, end = (time_of(picture.from_ms + ms) for ms in (0, picture.to_ms))
     options.print_result(
-        Drawn(group, str(path), begin, end, len(picture.lanes), len(picture.records)),
+        Drawn(picture.group, str(path), begin, end, len(picture.lanes), len(picture.records)),
         f"{path}: {begin} to {end}, {len(picture.lanes)} partitions, {len(picture.records)} records",
     )
 
@@ -80,18 +87,20 @@ def unknown_group(options: ReadOptions, group: str, when: str | None) -> output.
     return output.CommandFailed(f"group {group!r} is younger than {when}")
 
 
-def span_of(
-    options: ReadOptions, observer: Observer, group: str, since: str | None, until: str | None
-) -> tuple[int, int]:
-    """Returns the span of time that --since and --until name, in ms since 1970. Raises CommandFailed without a log."""
+def period_in(options: ReadOptions, observer: Observer, group: str, since: str | None, until: str | None) -> Period:
+    """Returns the period that --since and --until name. Raises CommandFailed without a log."""
     if observer.root is None:
         raise output.CommandFailed(NOBODY)
-    now_ms = observer.as_of_ms if options.dump is None else newest_ms(observer, group)
+    if options.dump is not None:
+        return period_of(newest_ms(observer, group), since, until)
+    return period_of(observer.as_of_ms, since, until, HOUR_MS)
+
+
+def period_of(now_ms: int, since: str | None, until: str | None, usual_ms: int | None = None) -> Period:
+    """Returns the period that --since and --until name. `usual_ms`: how long it is without --since; all if None."""
     to_ms = now_ms if until is None else moment_of(until, now_ms)
-    if since is not None:
-        from_ms = moment_of(since, now_ms)
-    else:
-        from_ms = 0 if options.dump is not None else to_ms - HOUR_MS
+    usual_from_ms = 0 if usual_ms is None else to_ms - usual_ms
+    from_ms = usual_from_ms if since is None else moment_of(since, now_ms)
     if from_ms >= to_ms:
         raise typer.BadParameter("--since names no time before the end (--until, or now)")
-    return from_ms, to_ms
+    return Period(from_ms, to_ms, until is not None)

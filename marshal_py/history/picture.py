@@ -136,10 +136,9 @@ class PictureReader:
     def _known(self) -> Group | None:
         return self._timeline.world.groups.get(self.group)
 
-    def read(self, offset: int, time_ms: int, value: bytes | None) -> bool:
-        """Folds a record. Returns False, and does nothing, if it is later than the picture's end."""
-        if time_ms > self._to_ms:
-            return False
+    def read(self, offset: int, time_ms: int, value: bytes | None) -> None:
+        """Folds a record. A later one than `to_ms` moves the picture's end."""
+        self._to_ms = max(self._to_ms, time_ms)
         self.sampler.before(self._known(), time_ms)
         verdict = self._timeline.read(offset, time_ms, value)
         if verdict.group == self.group:
@@ -150,7 +149,6 @@ class PictureReader:
                 self._keep(verdict, time_ms)
         if self._timeline.pending >= ROWS_HELD_MAX:
             self._collect(self._timeline.take())
-        return True
 
     def _keep(self, verdict: Verdict, time_ms: int) -> None:
         record = verdict.record

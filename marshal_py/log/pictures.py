@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from typing import NamedTuple
 
 from marshal_py.history.lag_series import LagSeries, PositionSampler, moments_between
 from marshal_py.history.picture import Picture, PictureReader
@@ -14,27 +15,41 @@ from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import LogRecord
 
 
-def picture_of(observer: Observer, group: str, from_ms: int, to_ms: int) -> Picture | None:
-    """Returns the picture of a group from one time to another (ms since 1970), None if its log does not know it. It
-    begins later if older records are not there. Raises HistoryTruncated."""
-    world, records, from_ms = _reach(observer, group, from_ms)
-    reader = PictureReader(world, group, from_ms, to_ms)
+class Period(NamedTuple):
+    """A span of time, in ms since 1970. `cut`: reading ends before the first later record; otherwise it goes on to the
+    log's end, whatever its writers' clocks said."""
+
+    from_ms: int
+    to_ms: int
+    cut: bool = False
+
+    def excludes(self, record: LogRecord) -> bool:
+        return self.cut and record.timestamp_ms > self.to_ms
+
+
+def picture_of(observer: Observer, group: str, period: Period) -> Picture | None:
+    """Returns the picture of a group in a period, None if its log does not know it. It begins later if older records
+    are not there. Raises HistoryTruncated."""
+    world, records, from_ms = _reach(observer, group, period.from_ms)
+    reader = PictureReader(world, group, from_ms, period.to_ms)
     for record in records:
-        if not reader.read(record.offset, record.timestamp_ms, record.value):
+        if period.excludes(record):
             break
+        reader.read(record.offset, record.timestamp_ms, record.value)
     known = world.groups.get(group)
     if known is None:
         return None
     return reader.finish(observer.ends_at(_partitions(known), reader.sampler.moments))
 
 
-def lag_over_time(observer: Observer, group: str, from_ms: int, to_ms: int) -> LagSeries | None:
-    """Returns a group's lag from one time to another, as `picture_of` does."""
-    world, records, from_ms = _reach(observer, group, from_ms)
+def lag_over_time(observer: Observer, group: str, period: Period) -> LagSeries | None:
+    """Returns a group's lag in a period, as `picture_of` does."""
+    world, records, from_ms = _reach(observer, group, period.from_ms)
     known = world.groups.get(group)
-    sampler = PositionSampler(moments_between(from_ms, to_ms, len(_partitions(known)) if known is not None else 0))
+    count = len(_partitions(known)) if known is not None else 0
+    sampler = PositionSampler(moments_between(from_ms, period.to_ms, count))
     for record in records:
-        if record.timestamp_ms > to_ms:
+        if period.excludes(record):
             break
         sampler.before(world.groups.get(group), record.timestamp_ms)
         rationalizer.apply(world, record.offset, record.value)

@@ -14,11 +14,14 @@ from typer.testing import Result
 
 from marshal_py.cli import spark as commands
 from marshal_py.errors import InvalidOption
+from marshal_py.history.page import page
+from marshal_py.history.picture import Picture, PictureReader
+from marshal_py.protocol.fold.world import World
 from marshal_py.spark import report, views
 from marshal_py.spark.log.reports import QUESTIONS
 from tests.spark.test_log_tables import PARTITIONS, ROWS, live, write_dump
 from tests.support.command_line import invoke
-from tests.support.logs import folded, groups_of
+from tests.support.logs import folded, groups_of, root
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -229,6 +232,27 @@ def test_archive_and_report(
     archived = run("report", "--path", words[1], "--only", "take_overs", "--only", "lag", "--json")
     assert json.loads(archived.stdout) == found
 
+    group = groups_of(1, PARTITIONS)[0]
+    drawn = run("timeline", group, words[1], "--until", "2025-11-21T07:00", "-o", "page.html")
+    assert drawn.exit_code == 0, drawn.output
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(
+        f"marshal timeline {group}", [picture_at_7(group)]
+    )
+    nobody = run("timeline", "nobody", words[1])
+    assert (nobody.exit_code, nobody.stderr) == (1, "marshal: group 'nobody' is not in marshal-archive\n")
+
+
+def picture_at_7(group: str) -> Picture:
+    """The picture of a group of log 1 up to 7 o'clock, by one process."""
+    until_ms = round(NOON.timestamp() * 1000)
+    reader = PictureReader(World(1, root(PARTITIONS)), group, 0, until_ms)
+    for log, offset, time_ms, _, value in ROWS:
+        if log == 1:
+            if time_ms > until_ms:
+                break
+            reader.read(offset, time_ms, value)
+    return reader.finish()
+
 
 def test_a_report_for_people(run: Callable[..., Result], dump: str) -> None:
     result = run(
@@ -257,11 +281,7 @@ def test_a_report_for_people(run: Callable[..., Result], dump: str) -> None:
         (["report"], 2, "name the cluster by --bootstrap-servers"),
         (["report", "--path", "x", "--at", "noon"], 2, "--at 'noon' is no ISO-8601 time"),
         (["report", "--path", "x", "--only", "why"], 1, "marshal: questions='why' is not allowed: of owners"),
-        (
-            ["report", "--path", "/nowhere"],
-            1,
-            "marshal: --path '/nowhere': there is no dump, and no archive with records",
-        ),
+        (["report", "--path", "/nowhere"], 1, "marshal: '/nowhere': there is no dump, and no archive with records"),
         (
             ["report", "--path", "DUMP", "--since", "once"],
             1,

@@ -42,11 +42,8 @@ def replay(
     """
     wanted = checked_tables(tables)
     check_columns(df)
-    found = root or find_root(df)
-    if found is None:
-        rule = "log 0 of the DataFrame holds no Genesis: give the root, or all logs"
-        raise InvalidOption("root", None, rule, given=False)
-    beginnings = _beginnings(df, found)
+    found = root or root_of(df)
+    beginnings = beginnings_of(df, found)
     if tasks is not None and tasks < 1:
         raise InvalidOption("tasks", tasks, "1 or more")
     count = min(tasks or found.partitions, found.partitions, TASKS_MAX)
@@ -82,6 +79,15 @@ def find_root(df: DataFrame) -> Genesis | None:
     return None if first is None else root_among(first, _candidates(of_log_0, GENESIS if first == 0 else SNAPSHOT))
 
 
+def root_of(df: DataFrame) -> Genesis:
+    """Returns what `find_root` finds. Raises InvalidOption if that is nothing."""
+    found = find_root(df)
+    if found is None:
+        rule = "log 0 of the DataFrame holds no Genesis: give the root, or all logs"
+        raise InvalidOption("root", None, rule, given=False)
+    return found
+
+
 def _candidates(df: DataFrame, kind: int) -> list[Placed]:
     """Returns the records of log 0 that look like the record type `kind`, in order, at most CANDIDATES_MAX."""
     # PROTOCOL.md 4.1: an empty group id at byte 11, then the record version, then the type.
@@ -91,7 +97,8 @@ def _candidates(df: DataFrame, kind: int) -> list[Placed]:
     return [(row.offset, bytes(row.value)) for row in rows.limit(CANDIDATES_MAX).collect()]
 
 
-def _beginnings(df: DataFrame, root: Genesis) -> dict[int, Beginning]:
+def beginnings_of(df: DataFrame, root: Genesis) -> dict[int, Beginning]:
+    """Returns where the fold of each log begins."""
     firsts = df.groupBy("log").agg(functions.min("offset").alias("first")).collect()
     found = {}
     for log, first in ((row["log"], row["first"]) for row in firsts if row["log"] < root.partitions):
