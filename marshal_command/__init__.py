@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 from typing import Final
 
 # `timeout`, systemd and Kubernetes end a program by SIGTERM, a terminal that closes by SIGHUP.
 INTERRUPTING: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+ASKING: Final = "_MARSHAL_COMPLETE"  # in the environment, while a shell asks what it can offer after TAB
+ANSWER_S: Final = 1.0  # so long somebody waits who has pressed TAB
 
 
 def main() -> None:
@@ -33,6 +37,16 @@ def end_by_signals() -> list[signal.Signals]:
     for number in taken:
         signal.signal(number, _end)
     return taken
+
+
+def answer_soon() -> None:
+    """If a shell asks, ends this process when it has no answer after ANSWER_S, and discards what it writes to
+    stderr."""
+    if os.environ.get(ASKING, "").startswith("complete"):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        late = threading.Timer(ANSWER_S, os._exit, (0,))
+        late.daemon = True
+        late.start()
 
 
 def _end(number: int, _: object) -> None:

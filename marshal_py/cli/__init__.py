@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Final
 
-from marshal_command import end_by_signals
+from marshal_command import answer_soon, end_by_signals
 from marshal_py.last_will import starting
 
 _EXTRA: Final = frozenset({"typer", "rich"})  # what the extra `cli` brings
@@ -22,6 +22,7 @@ def main() -> None:
     """Runs the command line. Of the script `marshal`, marshal_command is the entry point."""
     if sys.argv[1:2] == ["run"]:
         starting.hold()
+    answer_soon()
     interrupted = end_by_signals()  # while it is being imported there is nothing to give up
     try:
         from marshal_py.cli.app import COMMANDS, app, load
@@ -36,4 +37,4 @@ def main() -> None:
         sys.exit(2)
     for number in interrupted:  # a tool gives up in order, as by ctrl-C (M9)
         signal.signal(number, signal.default_int_handler)
-    app()
+    app(prog_name="marshal")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -10,8 +11,10 @@ from importlib import import_module
 from typing import Annotated, Any, Final, NamedTuple, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import CompletionItem, TyperGroup  # type: ignore[attr-defined]  # it has one of its own
 from typer.main import get_command, get_group
+
+from marshal_command import ASKING
 
 
 class Command(NamedTuple):
@@ -115,6 +118,10 @@ def load(name: str) -> Any:
     """Imports a command of COMMANDS and returns it, as typer runs it."""
     module_name, *names = COMMANDS[name].place.split()
     module = import_module(module_name if "." in module_name else f"marshal_py.cli.{module_name}")
+    if ASKING in os.environ:
+        asked = [getattr(module, names[0])] if names else [one.callback for one in module.app.registered_commands]
+        for each in asked:
+            import_module("marshal_py.cli.completing").attach(each)
     if not names:
         return get_group(module.app)
     function, example = names
@@ -161,6 +168,10 @@ class Group(TyperGroup):
             say_failure(name, getattr(error, "message", "the answer was no"), code)
             raise typer.Exit(code) from error
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
+        """Returns the commands that begin so, without importing them."""
+        return [CompletionItem(name, help=one.help) for name, one in COMMANDS.items() if name.startswith(incomplete)]
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         room = formatter.width - 6 - max(map(len, COMMANDS))
         with formatter.section("Commands"):
@@ -178,7 +189,6 @@ app: Final = typer.Typer(
     "\n  marshal groups ls --bootstrap-servers localhost:9092",
     context_settings={"help_option_names": ["--help", "-h"]},
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help text: the same in a terminal, a pipe and a test
 )

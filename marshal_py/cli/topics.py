@@ -82,7 +82,7 @@ class TopicPurge(Struct, frozen=True):
     partitions: list[PurgedPartition]
 
 
-app: Final = typer.Typer(no_args_is_help=True, help="Topics: create, show, change, delete.")
+app: Final = typer.Typer(help="Topics: create, show, change, delete.", no_args_is_help=True, rich_markup_mode=None)
 Config = Annotated[
     list[str] | None, typer.Option("--config", metavar="NAME=VALUE", help="A setting of the topic; repeatable.")
 ]
