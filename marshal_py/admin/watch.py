@@ -18,6 +18,7 @@ from marshal_py.admin.views import diagnosis, health, overview
 from marshal_py.admin.views.group_info import Check, GroupHealth, MemberInfo, PartitionHealth
 from marshal_py.admin.views.health import DataFacts, Tally
 from marshal_py.admin.views.looking import Looking
+from marshal_py.admin.views.overview import SKEW_MS
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.errors import AccessDenied, ClusterUnreachable, MarshalError, RangeLost
 from marshal_py.history.advisories import Advisories
@@ -26,6 +27,7 @@ from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.waiting import Standstill, standstills
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import Heartbeat
 from marshal_py.transport.ports import TopicInfo
 
 RATE_RECORDS: Final = 16_384  # tell the speed well; a busy log may have many more in a minute
@@ -61,10 +63,11 @@ class Watch:
         self.observer: Observer | None = None
         self._open_observer, self._group, self._in_cluster = open_observer, group, in_cluster
         self._groups: tuple[GroupHealth, ...] = ()
+        self._worlds: dict[str, tuple[int, Group]] = {}  # the same groups, as their logs say
         self._forgot_ms = 0
 
     def close(self) -> None:
-        observer, self.observer = self.observer, None
+        observer, self.observer, self._worlds = self.observer, None, {}
         if observer is not None:
             observer.close()
 
@@ -86,11 +89,10 @@ class Watch:
 
     def members(self, group: str) -> tuple[MemberInfo, ...]:
         """Returns the live sessions of a group as of the last refresh; () for one that is not there."""
-        observer = self.observer
-        for log, found in observer.groups() if observer is not None else ():
-            if observer is not None and found.name == group:
-                return overview.members(found, observer.signs_of(log, found), self.as_of_ms)
-        return ()
+        log, found = self._worlds.get(group, (NONE, None))
+        if found is None or self.observer is None:
+            return ()
+        return overview.members(found, self.observer.signs_of(log, found), self.as_of_ms)
 
     def tally(self, group: str) -> Tally:
         """Returns what was counted of a group since the first refresh."""
@@ -108,6 +110,7 @@ class Watch:
             if self._in_cluster:
                 self._data.look_up([group for _, group in self._live()], self._tps, now_ms)
             self._groups = tuple(self._picture(now_ms))
+            self._worlds = {group.name: (log, group) for log, group in self._live()}
         except MarshalError as error:
             self.problem = str(error)
             if not isinstance(error, ClusterUnreachable):
@@ -127,6 +130,7 @@ class Watch:
         self._known_tps: dict[str, tuple[tuple[int, int], list[TopicPartition]]] = {}
         self._judged: dict[str, _Judgement] = {}
         self._newest_ms = 0
+        self._followed_ms = 0  # records that are read from now on were written after this; 0: not yet
 
     def _fold(self, until_ms: int | None) -> int:
         """Reads what is new, and returns the time of the picture."""
@@ -134,8 +138,21 @@ class Watch:
         assert observer is not None
         since_ms = (observer.as_of_ms if until_ms is None else until_ms) - WINDOW_MS
         for judged in observer.read(self._group, since_ms=since_ms, records_max=RATE_RECORDS, until_ms=until_ms):
-            self._read(observer, judged)
+            self._read(observer, judged if not self._followed_ms else self._timed(observer, judged))
+        if self._in_cluster:
+            self._followed_ms = observer.as_of_ms
         return observer.as_of_ms if self._in_cluster else max(self._newest_ms, until_ms or 0)
+
+    def _timed(self, observer: Observer, judged: Judged) -> Judged:
+        """Returns a record that came since the last refresh with this machine's time, if its writer's clock is wrong:
+        then nobody is called silent, or hanging, because of a clock."""
+        record, verdict = judged
+        if -SKEW_MS <= record.timestamp_ms - self._followed_ms <= observer.as_of_ms - self._followed_ms + SKEW_MS:
+            return judged
+        session = verdict.record.session if isinstance(verdict.record, Heartbeat) else record.offset
+        if (record.log, session) in observer.extended_ms:
+            observer.extended_ms[record.log, session] = observer.as_of_ms
+        return Judged(record._replace(timestamp_ms=observer.as_of_ms), verdict)
 
     def _read(self, observer: Observer, judged: Judged) -> None:
         record, verdict = judged
@@ -149,7 +166,8 @@ class Watch:
         if group is not None:
             self._rate.read(group, verdict, record.timestamp_ms)
             told = advisories.read(group, verdict, record.timestamp_ms) if advisories is not None else ()
-            self.tally(group.name).read(group, verdict, record.timestamp_ms, told)
+            if self._followed_ms or not self._in_cluster:  # else another start would count the last minute again
+                self.tally(group.name).read(group, verdict, record.timestamp_ms, told)
 
     def _live(self) -> list[tuple[int, Group]]:
         assert self.observer is not None
@@ -174,7 +192,7 @@ class Watch:
             recreated = find_recreated(group, self.observer.topics)
             judged = self._judged.get(group.name)
             if judged is None or judged.shape != group.shape or now_ms - judged.at_ms >= FINDINGS_MS:
-                spread_ms = number * FINDINGS_MS // 7 % FINDINGS_MS if judged is None else 0  # not all at once later
+                spread_ms = number % 7 * FINDINGS_MS // 7 if judged is None else 0  # not all at once later
                 judged = self._judge(log, group, now_ms)._replace(at_ms=now_ms - spread_ms)
                 self._judged[group.name] = judged
             rows = tuple(

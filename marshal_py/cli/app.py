@@ -60,6 +60,7 @@ COMMANDS: Final = {
     "check": Command(
         "Say whether a group is well: exit code 0 ok, 1 warning, 2 critical, 3 unknown.", "check check EXAMPLE"
     ),
+    "exporter": Command("Serve metrics of all groups, from the log, until ctrl-C.", "exporter exporter EXAMPLE"),
     "pause": Command(
         "Pause a group: its consumers finish the messages they have and release all partitions.", "pause pause EXAMPLE"
     ),

@@ -161,6 +161,15 @@ def _prometheus() -> Any:
     return core
 
 
+def port_error(address: str, port: int, error: Exception) -> InvalidOption:
+    """Returns the error for a port that cannot be used."""
+    return InvalidOption(
+        "metrics port",
+        f"{address}:{port}",
+        f"it cannot be used ({error}): name another port, 0 for a free one, or another address of this machine",
+    )
+
+
 class Exporter:
     """Serves metrics over HTTP. It is a context manager: leaving it ends the server, not the Marshal."""
 
@@ -173,11 +182,7 @@ class Exporter:
         try:
             self._server, self._thread = start_http_server(port, address, registry)
         except (OSError, OverflowError) as error:
-            raise InvalidOption(
-                "metrics port",
-                f"{address}:{port}",
-                f"it cannot be used ({error}): name another port, 0 for a free one, or another address of this machine",
-            ) from error
+            raise port_error(address, port, error) from error
         self.port: int = int(self._server.server_port)
 
     def close(self) -> None:

@@ -67,7 +67,7 @@ def test_a_refresh_shows_what_is_new(scene: Scene) -> None:
     assert (billing.lag, audit.lag) == (0, 3)
     assert [row.position for row in scene.watch.partitions("billing")] == [0, 3]
     (member,) = scene.watch.members("billing")
-    assert (member.client_id, member.state) == ("billing-1", "stale"), "its records are a minute old"
+    assert (member.client_id, member.state) == ("billing-1", "fresh"), "it was heard just now, whatever its clock says"
     assert scene.watch.partitions("nobody") == scene.watch.members("nobody") == ()
 
 
@@ -85,6 +85,19 @@ def test_of_what_was_there_before_the_record_is_read(scene: Scene) -> None:
     (later,) = scene.watch.groups()
     assert later.oldest_s is not None
     assert 40 <= later.oldest_s < billing.oldest_s
+
+
+def test_a_clock_that_is_wrong_makes_nobody_silent(scene: Scene) -> None:
+    """Before: its timestamps alone tell. Afterwards its records came between two refreshes, however old they look."""
+    session, epochs = scene.own("billing", "billing-1", "orders", 1)
+    scene.watch.refresh()
+    assert list(scene.watch.groups()[0].causes) == ["silent"]
+    for wrong_ms in (-3_600_000, 3_600_000):
+        scene.now_ms = BEGAN_MS + wrong_ms
+        scene.write(Heartbeat(session, 1, (ClaimState(epochs[0], 0),)), "billing")
+        scene.watch._judged.clear()
+        scene.watch.refresh()
+        assert (scene.watch.groups()[0].causes, scene.watch.groups()[0].fresh) == ({}, 1)
 
 
 def test_retention_is_that_of_the_topic(scene: Scene) -> None:

@@ -4,6 +4,7 @@ from typing import Final
 
 DOORS: Final = (
     "diagnosis",
+    "exposition",
     "group_info",
     "health",
     "looking",

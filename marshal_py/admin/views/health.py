@@ -23,6 +23,7 @@ from marshal_py.protocol.member.waiting import Standstill
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import MODE_NAMES, Evict, Heartbeat
 
+MOVES: Final = frozenset({"claimed", "released", "lost", "parked"})  # advisories of a partition's new owner
 GAPS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # upper bounds of the histogram of gaps
 
 
@@ -43,6 +44,7 @@ class Tally:
 
     - `advisories`: by kind. `redelivered`: deliveries of messages at the positions after their first, as far as
       heartbeats say so.
+    - `moved_ms`: when a claim began or ended last, by topic and partition.
     - `gaps`: how many partitions had nobody who worked on them for how long, until another session claimed them, by
       bucket of GAPS_S and one beyond; `gaps_s`: in all. From the last sign of life of a session that was evicted, else
       from the record that ended the claim. Pauses, and times in which the group had no session, do not count.
@@ -53,6 +55,7 @@ class Tally:
         self.redelivered: int = 0
         self.gaps: list[int] = [0] * (len(GAPS_S) + 1)
         self.gaps_s: float = 0.0
+        self.moved_ms: dict[tuple[str, int], int] = {}
         self._free_ms: dict[tuple[str, int], int] = {}  # since when nobody works on the partition
         self._attempts: dict[TopicPartition, tuple[int, int]] = {}  # position, and its deliveries
 
@@ -69,6 +72,8 @@ class Tally:
         for one in advisories:
             self.advisories[one.kind] += 1
             place = one.topic, one.partition
+            if one.kind in MOVES:
+                self.moved_ms[place] = time_ms
             if one.kind in ("released", "lost") and not group.paused:
                 self._free_ms[place] = time_ms - silent_ms
             elif one.kind == "claimed" and (since_ms := self._free_ms.pop(place, NONE)) != NONE:

@@ -1,0 +1,148 @@
+"""Serves the figures of all groups over HTTP, from the log, without a consumer: `marshal exporter`.
+
+The owner's thread refreshes, and writes the page; requests send the page that is there and wait for nothing. While the
+cluster does not answer, all figures of groups stay as they were, and the lines of the exporter itself say so.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final, NamedTuple, Self
+from urllib.parse import unquote
+
+from marshal_py.admin.views import exposition
+from marshal_py.admin.watch import Watch
+from marshal_py.client.exporter import port_error
+from marshal_py.errors import MarshalError
+
+STALE_MS: Final = 60_000  # then an autoscaler gets an error, on which it holds the scale, and no old figure
+TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Answer(NamedTuple):
+    status: int
+    kind: str
+    body: bytes
+    rest: bytes = b""  # not copied, because it may have megabytes
+
+
+class _Picture(NamedTuple):
+    page: bytes = b""
+    groups: int = 0
+    as_of_ms: int = 0
+    problem: str = "it has not refreshed yet"
+    took_s: float = 0.0
+    scalers: Mapping[str, dict[str, Any]] = {}
+
+
+class GroupsExporter:
+    """Serves `/metrics`, `/healthz` and `/keda/GROUP`. It is a context manager; `refresh` is for one thread.
+
+    `names`, `granularity`, `cluster`: as in exposition.page. Raises InvalidOption if the port cannot be used.
+    """
+
+    def __init__(
+        self,
+        watch: Watch,
+        port: int,
+        address: str,
+        names: str = "marshal",
+        granularity: str = "partition",
+        cluster: str = "",
+    ) -> None:
+        self._watch, self._names, self._granularity, self._cluster = watch, names, granularity, cluster
+        self._picture = _Picture()
+        try:
+            self._server = ThreadingHTTPServer((address, port), _handler(self))
+        except (OSError, OverflowError) as error:
+            raise port_error(address, port, error) from error
+        self._server.daemon_threads = True
+        self.port: int = int(self._server.server_port)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="marshal-exporter", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        self._watch.close()
+
+    def refresh(self) -> str:
+        """Brings the figures up to date. Returns why that failed, "" if it did not."""
+        began_s, watch = time.monotonic(), self._watch
+        try:
+            watch.refresh()
+        except MarshalError as error:
+            self._picture = self._picture._replace(problem=str(error), took_s=time.monotonic() - began_s)
+            return str(error)
+        groups = watch.groups()
+        shown = [exposition.Shown(one, watch.members(one.group), watch.tally(one.group)) for one in groups]
+        self._picture = _Picture(
+            exposition.page(shown, self._names, self._granularity, self._cluster),
+            len(groups),
+            watch.as_of_ms,
+            "",
+            time.monotonic() - began_s,
+            {one.health.group: exposition.for_scaler(one.health, one.tally, watch.as_of_ms) for one in shown},
+        )
+        return ""
+
+    def answer(self, path: str, now_ms: int) -> Answer:
+        """Returns what a request gets. `now_ms`: since 1970."""
+        picture = self._picture
+        if path == "/metrics":
+            return Answer(200, TEXT, _own(picture), picture.page)
+        if path == "/healthz":  # a restart would not bring the cluster back, so this process is well
+            return _as_json(200, {"ok": not picture.problem, "problem": picture.problem, "as_of_ms": picture.as_of_ms})
+        if not path.startswith("/keda/"):
+            return Answer(404, TEXT, b"/metrics, /healthz, /keda/GROUP\n")
+        if now_ms - picture.as_of_ms > STALE_MS:
+            return _as_json(503, {"problem": picture.problem or "the figures are old", "as_of_ms": picture.as_of_ms})
+        group = unquote(path.removeprefix("/keda/"))
+        found = picture.scalers.get(group)
+        if found is None:
+            return _as_json(404, {"problem": f"the log has no group {group!r}"})
+        return _as_json(200 if found["lag"] is not None else 503, {**found, "as_of_ms": picture.as_of_ms})
+
+
+def _as_json(status: int, value: Mapping[str, Any]) -> Answer:
+    return Answer(status, "application/json", json.dumps(value).encode() + b"\n")
+
+
+def _own(picture: _Picture) -> bytes:
+    """Returns the lines about the exporter itself."""
+    figures = (
+        ("up", "1 if the last refresh succeeded; while it is 0, figures of groups are old.", int(not picture.problem)),
+        ("last_refresh_timestamp_seconds", "When the figures of groups were made.", picture.as_of_ms / 1000),
+        ("refresh_seconds", "How long the last refresh took.", round(picture.took_s, 3)),
+        ("groups", "Groups that are shown.", picture.groups),
+    )
+    names = ((f"marshal_exporter_{name}", text, value) for name, text, value in figures)
+    return "".join(
+        f"# HELP {name} {text}\n# TYPE {name} gauge\n{name} {value}\n" for name, text, value in names
+    ).encode()
+
+
+def _handler(exporter: GroupsExporter) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, kind, *bodies = exporter.answer(self.path.partition("?")[0], time.time_ns() // 1_000_000)
+            with suppress(ConnectionError):  # who asked has gone
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(sum(map(len, bodies))))
+                self.end_headers()
+                self.wfile.writelines(bodies)
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing of a scrape."""
+
+    return Handler

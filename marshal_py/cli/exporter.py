@@ -1,0 +1,74 @@
+"""`marshal exporter`: metrics of all groups of a coordination topic for Prometheus, without a consumer."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Final, Literal
+
+import typer
+from msgspec import Struct
+
+from marshal_py.admin.exporter import GroupsExporter
+from marshal_py.admin.watch import Watch
+from marshal_py.cli import output
+from marshal_py.cli.documents import prints
+from marshal_py.cli.options import CommonOptions, command
+from marshal_py.client.exporter import LOOPBACK
+
+EXAMPLE: Final = output.example("marshal exporter --port 9101 --host 0.0.0.0")
+
+
+class Serving(Struct, frozen=True):
+    """Where metrics are served."""
+
+    url: str
+
+
+@command
+@prints(Serving)
+def exporter(
+    options: CommonOptions,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Where to serve; 0 takes a free port.")] = 9101,
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="127.0.0.1 is for this machine alone, 0.0.0.0 for all, as in a container."
+        ),
+    ] = LOOPBACK,
+    granularity: Annotated[
+        Literal["group", "topic", "partition"],
+        typer.Option(help="Up to where figures are split: each step has many more series."),
+    ] = "partition",
+    names: Annotated[
+        Literal["marshal", "kafka-exporter", "kafka-lag-exporter", "kminion"],
+        typer.Option(help="Whose names metrics have, for dashboards that exist."),
+    ] = "marshal",
+    cluster_name: Annotated[
+        str, typer.Option(metavar="NAME", help="The label cluster_name, which kafka-lag-exporter's names have.")
+    ] = "kafka",
+    refresh: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often it reads what is new.")] = 5.0,
+) -> None:
+    """Serve metrics of all groups, from the log, until ctrl-C. Joins no group and writes nothing.
+
+    It needs the rights of an observer: Read on the coordination topic, Describe on data topics. With Read there, too,
+    the age of what had arrived before its start is known, and with DescribeConfigs when retention deletes it. A request
+    never waits for Kafka; while that does not answer, marshal_exporter_up is 0 and figures keep their last value.
+
+    /metrics is for Prometheus, /healthz for a probe (200 while this process works), /keda/GROUP for the scaler
+    metrics-api of KEDA: 503 if figures are older than a minute or the lag is not known, so that KEDA holds the scale.
+    """
+    watch = Watch(options.observer)
+    with output.until_interrupted(), GroupsExporter(watch, port, host, names, granularity, cluster_name) as serving:
+        url = f"http://{host}:{serving.port}/metrics"
+        if options.as_json:
+            output.print_json(Serving(url))
+        else:
+            output.say(f"metrics at {url}")
+        said = ""
+        while True:
+            began_s = time.monotonic()
+            problem = serving.refresh()
+            if problem != said:
+                output.say(f"figures are old: {problem}" if problem else "figures are new again")
+            said = problem
+            time.sleep(max(0.0, began_s + refresh - time.monotonic()))
