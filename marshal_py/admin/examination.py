@@ -18,6 +18,7 @@ from marshal_py.admin.views.group_info import Check
 from marshal_py.admin.views.looking import Looking
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.admin.views.suggestions import NOBODY, suggestion
+from marshal_py.admin.watch import Watch
 from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMissing
 from marshal_py.log import foreign_topics
 from marshal_py.log.observer import Observer
@@ -100,6 +101,10 @@ class Examination:
             with Observer(transport, self.topic) as observer:
                 yield from self.content(observer, lambda: time.time_ns() // 1_000_000, admin, count)
                 known = {topic for _, group in observer.groups() for topic in group.topics}
+            if self.group is not None:
+                with Watch(lambda: Observer(transport, self.topic), self.group) as watch:
+                    watch.refresh()
+                    yield from diagnosis.of_retention(self.group, watch.partitions(self.group))
             yield from self._absent(admin, known)
         except AccessDenied as error:
             yield Check("coordination topic", "warn", "this client may not look into it", str(error))

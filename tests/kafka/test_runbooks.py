@@ -189,7 +189,7 @@ BACK = OPERATIONS.pop("Back to Kafka's consumer groups")
 
 def test_the_documents_have_their_commands() -> None:
     """A document without blocks would pass every other test here."""
-    assert len(OPERATIONS) == 13
+    assert len(OPERATIONS) == 14
     assert {line.split()[0] for lines in OPERATIONS.values() for line in lines} == {"marshal"}
 
 
@@ -235,6 +235,8 @@ def test_the_operations_guide(case: RunbookCase) -> None:
     case.follow(sections.pop("A full disk"))
     case.follow(sections.pop("An unclean leader election"), {"marshal set-position": lambda: await_mirror(case)})
     assert (case.folder / "incident.dump").stat().st_size > 0
+    case.follow(sections.pop("A bug report"))
+    assert case.topic in (case.folder / f"{case.group}.bundle").read_text(encoding="utf-8")
     output = case.follow(sections.pop("Upgrading the library in a running group"))
     assert marshal_py.__version__ in output["marshal state billing --members"]
 
