@@ -54,14 +54,20 @@ class Watch:
     """
 
     def __init__(
-        self, open_observer: Callable[[], Observer], group: str | None = None, in_cluster: bool = True
+        self,
+        open_observer: Callable[[], Observer],
+        group: str | None = None,
+        in_cluster: bool = True,
+        believes: bool = False,
     ) -> None:
         """`open_observer`: called by the first refresh, and again by one after an error that a new reader may not have.
-        `in_cluster`: False for a dump, which says nothing about data topics."""
+        `in_cluster`: False for a dump, which says nothing about data topics; with `believes` the ends are then those
+        that owners last wrote into the log."""
         self.as_of_ms: int = 0
         self.problem: str = ""
         self.observer: Observer | None = None
         self._open_observer, self._group, self._in_cluster = open_observer, group, in_cluster
+        self._believes = believes
         self._groups: tuple[GroupHealth, ...] = ()
         self._worlds: dict[str, tuple[int, Group]] = {}  # the same groups, as their logs say
         self._forgot_ms = 0
@@ -109,6 +115,8 @@ class Watch:
             now_ms = self._fold(until_ms)
             if self._in_cluster:
                 self._data.look_up([group for _, group in self._live()], self._tps, now_ms)
+            elif self._believes:
+                self._data.believe([group for _, group in self._live()])
             self._groups = tuple(self._picture(now_ms))
             self._worlds = {group.name: (log, group) for log, group in self._live()}
         except MarshalError as error:
@@ -206,7 +214,7 @@ class Watch:
     def _judge(self, log: int, group: Group, now_ms: int) -> _Judgement:
         """Returns why nobody consumes, and what is wrong besides, by the judgement of `marshal doctor`."""
         assert self.observer is not None
-        infos, ends = self._data.infos, self._data.facts.ends
+        infos, ends = self._data.infos, self._data.facts.ends if self._in_cluster else {}
         gone = [topic for topic in sorted(group.topics) if topic in infos and infos[topic] is None]
         stopped = overview.stopped(group, find_recreated(group, self.observer.topics), ends)
         causes = standstills(group, self._looking.facts(log, group, now_ms, stopped, gone, ends))
@@ -260,6 +268,11 @@ class _DataTopics:
         facts.firsts = {tp: first for tp, first in facts.firsts.items() if tp in there} | firsts
         self._ask_retention({tp.topic for tp in wanted}, now_ms)
         facts.oldest_ms = self._oldest(behind, now_ms)
+
+    def believe(self, groups: Iterable[Group]) -> None:
+        """Takes the ends that owners last wrote into the log."""
+        owned = [each for group in groups for each in group.claims.values() if each.tp.partition >= 0]
+        self.facts.ends = {each.tp: each.position + each.lag for each in owned}
 
     def _has(self, tp: TopicPartition) -> bool:
         info = self.infos.get(tp.topic)

@@ -42,6 +42,7 @@ COMMANDS: Final = {
     ),
     "get": Command("Print messages of a topic by offset, time or key.", "get get EXAMPLE"),
     "index": Command("Index the keys of a topic, so that `marshal get --index` is fast.", "index index EXAMPLE"),
+    "top": Command("Watch all groups on one screen, the ones in trouble first.", "top top EXAMPLE"),
     "state": Command(
         "Show groups: sessions, claims, positions, lag, pause, policy; or one of these in full.", "state state EXAMPLE"
     ),

@@ -56,6 +56,15 @@ def scrolled(top: int, key: str, lines: int, room: int) -> int:
     return max(0, min(lines - room, top + steps.get(key, 0)))
 
 
+def cut(lines: Sequence[Text], width: int, height: int) -> list[Text]:
+    """Returns lines of exactly this width, as many as there is room for."""
+    shown = list(lines[:height])
+    for line in shown:
+        line.no_wrap = True
+        line.truncate(width, overflow="ellipsis", pad=True)
+    return shown
+
+
 class Terminal:
     """The terminal of stdin and stdout. It is a context manager. Only `wake` may be called by other threads."""
 
@@ -117,11 +126,7 @@ class Terminal:
 
     def draw(self, lines: Sequence[Text]) -> None:
         """Shows lines, cut to the size of the terminal."""
-        width, height = self.size()
-        self._shown = list(lines[:height])
-        for line in self._shown:
-            line.no_wrap = True
-            line.truncate(width, overflow="ellipsis", pad=True)
+        self._shown = cut(lines, *self.size())
         if self._live is not None:
             self._live.update(self._picture(), refresh=True)
 

@@ -190,7 +190,10 @@ def test_a_dump_is_shown_as_it_was_at_a_time(scene: Scene) -> None:
     session, epochs = scene.own("billing", "billing-1", "orders", 1)
     for sequence in range(1, 4):
         scene.now_ms += 1_000
-        scene.write(Heartbeat(session, sequence, (ClaimState(epochs[0], 10 * sequence),)), "billing")
+        scene.write(Heartbeat(session, sequence, (ClaimState(epochs[0], 10 * sequence, 7),)), "billing")
+    with Watch(scene.observer, in_cluster=False, believes=True) as past:
+        past.refresh(scene.now_ms - 2_000)
+        assert [one.lag for one in past.groups()] == [7], "as the owner wrote"
     with Watch(scene.observer, in_cluster=False) as past:
         for back_ms, position in ((2_000, 10), (1_000, 20), (0, 30)):
             past.refresh(scene.now_ms - back_ms)

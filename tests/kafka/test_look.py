@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from datetime import UTC, datetime
 from pathlib import Path
 
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
@@ -52,6 +53,7 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
             read += sum(len(part) for part in batch.parts)
             batch.ack()
         consumer.flush()
+        then = datetime.now(UTC).isoformat()
         live = command.json("state", group, "--coordination-topic", coordination)["groups"][0]
         (session,) = live["sessions"]
         assert session["state"] in ("fresh", "unknown"), "unknown: the command was slow on a busy machine"
@@ -64,6 +66,14 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
         return found == kafkas_lags(kafka, group, name)
 
     wait_until(agree, DEADLINE_S, "the positions are mirrored and the figures agree")
+
+    past, now = (
+        command.json("top", group, *when, "--coordination-topic", coordination)["groups"][0]
+        for when in (("--at", then), ("--interval", "0.2"))
+    )
+    assert (past["sessions"], past["owned"]) == (1, PARTITIONS)
+    assert (now["sessions"], now["free"], now["lag"]) == (0, PARTITIONS, MESSAGES - READ)
+    assert now["oldest_s"] > 0
 
     page, where = tmp_path / "page.html", ("--coordination-topic", coordination)
     drawn = command.json("timeline", group, "--output", str(page), *where)

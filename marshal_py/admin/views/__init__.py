@@ -12,4 +12,5 @@ DOORS: Final = (
     "pause_history",
     "recreated_topics",
     "suggestions",
+    "trends",
 )
