@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import signal
 import sys
+from importlib.util import find_spec
 from typing import Final
 
 from marshal_command import answer_soon, end_by_signals
-from marshal_py.last_will import starting
 
 _EXTRA: Final = frozenset({"typer", "rich"})  # what the extra `cli` brings
 
@@ -21,10 +21,14 @@ _EXTRA: Final = frozenset({"typer", "rich"})  # what the extra `cli` brings
 def main() -> None:
     """Runs the command line. Of the script `marshal`, marshal_command is the entry point."""
     if sys.argv[1:2] == ["run"]:
+        from marshal_py.last_will import starting  # no other command needs it
+
         starting.hold()
     answer_soon()
     interrupted = end_by_signals()  # while it is being imported there is nothing to give up
     try:
+        if find_spec("rich") is None:  # which commands import when they need it
+            raise ModuleNotFoundError(name="rich")
         from marshal_py.cli.app import COMMANDS, app, load
 
         if sys.argv[1:2] and sys.argv[1] in COMMANDS:

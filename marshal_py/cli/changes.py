@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from marshal_py.admin.group import Group
 from marshal_py.admin.plans import sessions
 from marshal_py.admin.plans.impact import Impact
 from marshal_py.admin.plans.operation import Progress
@@ -22,6 +21,9 @@ from marshal_py.cli.options import CommonOptions
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.identity import Instant
 from marshal_py.transport.clock import SystemClock
+
+if TYPE_CHECKING:
+    from marshal_py.admin.group import Group
 
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
 SessionName = Annotated[str, typer.Argument(metavar="SESSION", help="Its number, its client id or its member name.")]

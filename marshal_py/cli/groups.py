@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Final
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from msgspec import Struct
 
-from marshal_py.admin.group import Group as LiveGroup
 from marshal_py.admin.plans import impact
 from marshal_py.admin.plans.membership import Edit, with_mappings, with_members, without_mappings, without_members
 from marshal_py.admin.views import overview
@@ -20,12 +20,14 @@ from marshal_py.admin.views.looking import Looking
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import prints
 from marshal_py.cli.options import NOBODY, TableOptions, check_topic_name, command
-from marshal_py.client.marshal import connect
 from marshal_py.client.values.group_config import NAMES, check_settings
 from marshal_py.errors import AccessDenied, CoordinationTopicMissing, GroupMissing
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import TopicPartition
+
+if TYPE_CHECKING:
+    from marshal_py.admin.group import Group as LiveGroup
 
 LS_EXAMPLE: Final = output.example("marshal groups ls")
 CREATE_EXAMPLE: Final = output.example(
@@ -210,13 +212,13 @@ def ls(
         for judged in observer.read():
             looking.read(judged)
         now_ms = observer.as_of_ms
-        found = [
-            overview.summary(
-                group, observer.signs_of(log, group), now_ms, _causes(observer, looking, log, group, now_ms)
-            )
-            for log, group in observer.groups()
-            if deleted or not group.deleted
-        ]
+        shown = [(log, group) for log, group in observer.groups() if deleted or not group.deleted]
+        ends = _ends(observer, [group for _, group in shown])
+        found = []
+        for log, group in shown:
+            seen = group.name in ends
+            causes = [one.cause for one in looking.causes(log, group, now_ms, ends.get(group.name, {}), seen)]
+            found.append(overview.summary(group, observer.signs_of(log, group), now_ms, dict.fromkeys(causes)))
     columns = ("group", "delivery", "consumers", "owned", "partitions", "topics", "state")
     options.show(found, found, columns, _cells)
 
@@ -226,14 +228,17 @@ def _cells(one: GroupSummary) -> list[object]:
     return [one.group, one.delivery, *counts, ", ".join(one.topics), _condition(one)]
 
 
-def _causes(observer: Observer, looking: Looking, log: int, group: Group, now_ms: int) -> list[str]:
-    """Returns the causes for which nobody consumes some partitions, each once."""
-    wanted = [tp for tp in overview.partitions(group) if tp.partition >= 0]
-    ends: dict[TopicPartition, int] = {}
-    seen = False
-    with suppress(AccessDenied):  # a list of groups needs no right on their topics
-        ends, seen = observer.ends(wanted), True
-    return list(dict.fromkeys(one.cause for one in looking.causes(log, group, now_ms, ends, seen)))
+def _ends(observer: Observer, groups: list[Group]) -> dict[str, dict[TopicPartition, int]]:
+    """Returns by group the ends of data partitions, without groups whose topics this client has no right on: a list of
+    groups needs none."""
+    wanted = {group.name: [tp for tp in overview.partitions(group) if tp.partition >= 0] for group in groups}
+    with suppress(AccessDenied):
+        return dict.fromkeys(wanted, observer.ends(chain.from_iterable(wanted.values())))  # two requests per topic
+    found = {}
+    for name, tps in wanted.items():
+        with suppress(AccessDenied):
+            found[name] = observer.ends(tps)
+    return found
 
 
 def _condition(group: GroupSummary) -> str:
@@ -277,6 +282,8 @@ def create(options: CreateOptions, group: changes.GroupName) -> None:
 
     if not options.confirmed(group, look, f"Create group {group!r}?"):
         return
+    from marshal_py.client.marshal import connect  # which `groups ls` does without
+
     topic, timeout_s = options.coordination_topic, options.timeout
     with connect(options.settings(), coordination_topic=topic, timeout_s=timeout_s):  # creates it if there is none
         seen: list[str] = []

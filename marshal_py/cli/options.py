@@ -13,24 +13,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_type_hints
 
 import typer
 from typer.models import OptionInfo
 
-from marshal_py.admin.group import Group
 from marshal_py.admin.views.suggestions import NOBODY as NOBODY
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import output
 from marshal_py.cli.documents import time_of
-from marshal_py.client.marshal import CONNECT_TIMEOUT_S
-from marshal_py.client.values.options import COORDINATION_TOPIC, check_topics
+from marshal_py.client.values.options import CONNECT_TIMEOUT_S, COORDINATION_TOPIC, check_topics
 from marshal_py.client.values.position_text import moment_of
 from marshal_py.errors import InvalidOption, first_of
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.wire.identity import NONE, check_topic
 from marshal_py.transport.dump import memory_transport
 from marshal_py.transport.kafka import KafkaTransport
+
+if TYPE_CHECKING:
+    from marshal_py.admin.group import Group
 
 LOGS_NAMED: Final = 5  # how many logs a line names
 _PARAMETER: Final = "options"
@@ -132,6 +133,8 @@ class CommonOptions:
 
     def group(self, name: str) -> Group:
         """Returns the operations on a group. The command keeps one connection for all of them."""
+        from marshal_py.admin.group import Group  # and with it all of the client, which commands that look do without
+
         group = Group(self.transport(), name, self.coordination_topic)
         return self._open.enter_context(group.connected())
 

@@ -13,15 +13,15 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from marshal_py.admin.plans.runner import SAME_S
 from marshal_py.cli.documents import Failure, plain
 from marshal_py.errors import MarshalError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 FAILED: Final = 1
 PIPE_WIDTH: Final = 100_000  # of a table that nobody sees in a terminal: its lines are as long as their values
@@ -106,18 +106,20 @@ def until_interrupted(goes_on: bool = True) -> Iterator[None]:
     """Surrounds a command that runs until ctrl-C, which ends it with exit code 0. Does nothing if not `goes_on`.
 
     `timeout -s INT` sends two signals at once. The second one must not end what the command does to end in order, so
-    within SAME_S of the first one others count as the same.
+    within runner.SAME_S of the first one others count as the same.
     """
     if not goes_on:
         yield
         return
+    from marshal_py.admin.plans import runner
+
     never = float("inf")
     first_s = never
 
     def interrupt(_number: int, _frame: object) -> None:
         nonlocal first_s
         now_s = time.monotonic()
-        same = first_s != never and now_s - first_s < SAME_S
+        same = first_s != never and now_s - first_s < runner.SAME_S
         first_s = min(first_s, now_s)
         if not same:
             raise KeyboardInterrupt
@@ -165,14 +167,27 @@ def logging_to_stderr() -> Iterator[None]:
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, stderr: bool = False) -> None:
     """Prints a table in which nothing is cut off, numbers stand below each other, and a cell of None is shown as -."""
-    table = Table(box=None)
-    texts = [["-" if cell is None else str(cell) for cell in row] for row in rows]
-    for number, name in enumerate(columns):
-        is_number = all(_NUMBER.fullmatch(row[number]) for row in texts)
-        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
-    for row in texts:
-        table.add_row(*row)
-    console(stderr=stderr).print(table)
+    names, texts = list(columns), [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    numbers = [all(_NUMBER.fullmatch(row[at]) for row in texts) for at in range(len(names))]
+    file = sys.stderr if stderr else sys.stdout
+    if file.isatty():
+        from rich.table import Table
+
+        table = Table(box=None)
+        for name, number in zip(names, numbers, strict=True):
+            table.add_column(name, justify="right" if number else "left", overflow="fold")
+        for row in texts:
+            table.add_row(*row)
+        console(stderr=stderr).print(table)
+        return
+    lines = [names, *texts]  # rich, which wraps lines, takes a second for thousands of them
+    widths = [max(len(line[at]) for line in lines) for at in range(len(names))]
+    for line in lines:
+        cells = zip(line, widths, numbers, strict=True)
+        print(
+            " " + "  ".join(f"{cell:>{width}}" if number else f"{cell:<{width}}" for cell, width, number in cells),
+            file=file,
+        )
 
 
 def print_csv(rows: Iterable[Any]) -> None:
@@ -215,6 +230,8 @@ def ranges(partitions: Iterable[str]) -> str:
 def console(*, stderr: bool = False) -> Console:
     """Returns where commands print tables: a terminal wraps long values, and a pipe or file has long lines. A name may
     hold anything, also what rich would take for its markup."""
+    from rich.console import Console
+
     width = None if (sys.stderr if stderr else sys.stdout).isatty() else PIPE_WIDTH
     return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 

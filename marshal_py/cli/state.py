@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Final
 
 import typer
@@ -22,6 +22,7 @@ from marshal_py.client.values.position_text import print_table
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.policies import having, policy_named
 from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.wire.identity import TopicPartition
 
 EXAMPLE: Final = output.example("marshal state billing --json")
 
@@ -96,11 +97,9 @@ def _groups(options: ReadTableOptions, group: str | None) -> None:
         for judged in observer.read(group):
             looking.read(judged)
         now_ms = observer.as_of_ms if options.dump is None else max(observer.extended_ms.values(), default=0)
-        groups = [
-            _state(observer, looking, log, found, now_ms, options.dump is None)
-            for log, found in observer.groups()
-            if group in (None, found.name)
-        ]
+        shown = [(log, found) for log, found in observer.groups() if group in (None, found.name)]
+        ends = observer.ends(tp for _, found in shown for tp in overview.partitions(found) if tp.partition >= 0)
+        groups = [_state(observer, looking, log, found, now_ms, ends, options.dump is None) for log, found in shown]
         require_group(observer, group)
         incarnation = None if observer.root is None else observer.root.incarnation.hex()
     if incarnation is None:
@@ -113,8 +112,15 @@ def _groups(options: ReadTableOptions, group: str | None) -> None:
     options.show(Overview(observer.topic, incarnation, groups), rows)
 
 
-def _state(observer: Observer, looking: Looking, log: int, group: Group, now_ms: int, in_cluster: bool) -> GroupState:
-    ends = observer.ends(tp for tp in overview.partitions(group) if tp.partition >= 0)
+def _state(
+    observer: Observer,
+    looking: Looking,
+    log: int,
+    group: Group,
+    now_ms: int,
+    ends: Mapping[TopicPartition, int],
+    in_cluster: bool,
+) -> GroupState:
     recreated = find_recreated(group, observer.topics)
     signs, pauses = observer.signs_of(log, group), looking.pause_history(log, group)
     notices = [*looking.causes(log, group, now_ms, ends, in_cluster), *looking.held_up(group, now_ms)]

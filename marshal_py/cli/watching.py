@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import typer
-from rich.text import Text
 
 from marshal_py.cli import output
 from marshal_py.cli.options import ReadOptions
@@ -66,6 +65,8 @@ class _Page(io.StringIO):
 
 
 def _in_terminal(print_all: Callable[[], None], every_s: float) -> None:
+    from rich.text import Text
+
     from marshal_py.cli.terminal import Terminal, scrolled
 
     def page() -> list[Text]:

@@ -30,6 +30,7 @@ from marshal_py.client.planner import Planner
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.values.keywords import ConsumerKeywords, chosen, explicit
 from marshal_py.client.values.options import (
+    CONNECT_TIMEOUT_S,
     COORDINATION_TOPIC,
     HISTORY_KEPT_S,
     ConsumerOptions,
@@ -53,7 +54,6 @@ from marshal_py.transport.settings import default_client_id
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
 
 VERSION: Final = "marshal_py 0.1.0"
-CONNECT_TIMEOUT_S: Final = 30.0
 STATISTICS_MS_MAX: Final = 86_400_000  # librdkafka's own maximum
 EXIT_TIMEOUT_S: Final = 3.0  # how long an interpreter that ends without close() waits for its claims' releases
 

@@ -89,7 +89,7 @@ def test_a_registry_says_what_to_install() -> None:
 
 
 def test_any_other_missing_package_is_an_error_as_usual() -> None:
-    done = run("from marshal_py.cli import main; main()", ("msgspec",))
+    done = run("import sys; sys.argv = ['marshal', 'state']; from marshal_py.cli import main; main()", ("msgspec",))
     assert done.returncode == 1
     assert "No module named 'msgspec'" in done.stderr
 

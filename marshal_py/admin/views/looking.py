@@ -18,7 +18,7 @@ from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.waiting import HANGS_MS, UNOWNED_MS, Facts, Standstill, standstills
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
-from marshal_py.protocol.wire.records import Note
+from marshal_py.protocol.wire.records import Heartbeat, Note
 from marshal_py.protocol.wire.subscription import consumed
 
 
@@ -36,14 +36,16 @@ class Looking:
     def read(self, judged: Judged) -> None:
         record, verdict = judged
         self._first_ms.setdefault(record.log, record.timestamp_ms)
-        if verdict.group:
-            self._pauses.setdefault(verdict.group, PauseHistory(verdict.group)).read(verdict)
         noted = verdict.record
+        if verdict.group and (not isinstance(noted, Heartbeat) or noted.pause is not None):
+            self._pauses.setdefault(verdict.group, PauseHistory(verdict.group)).read(verdict)
         if verdict.accepted and isinstance(noted, Note) and noted.kind == "held_up":
             tp = TopicPartition(noted.topic, noted.partition)
             self._held_up[verdict.group, tp] = noted, record.timestamp_ms
         group = self._observer.worlds[record.log].groups.get(verdict.group)
-        self._unanswered.setdefault(record.log, Unanswered()).read(group, verdict, record.timestamp_ms)
+        if record.log not in self._unanswered:
+            self._unanswered[record.log] = Unanswered()
+        self._unanswered[record.log].read(group, verdict, record.timestamp_ms)
 
     def pause_history(self, log: int, group: Group) -> PauseHistory:
         """Returns what the log says about the group's pause, also if that is older than what was read."""

@@ -16,9 +16,10 @@ from typing import Final
 from marshal_py.cli.demo.journal import Claimed, Delivered, Joined, Journal, Lost, Reported, Written, now
 from marshal_py.cli.demo.process import Task, run_task
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.marshal import CONNECT_TIMEOUT_S, connect
+from marshal_py.client.marshal import connect
 from marshal_py.client.signals import stop_on_signals
 from marshal_py.client.values.info import ClaimInfo
+from marshal_py.client.values.options import CONNECT_TIMEOUT_S
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.producer import KafkaProducer
 

@@ -31,6 +31,7 @@ from marshal_py.transport.serialization import Deserializer, check_plain
 
 # --- How long a connection keeps the history of its coordination logs, and where it saves a broken state.
 
+CONNECT_TIMEOUT_S: Final = 30.0  # a broker that restarts is back within seconds
 HISTORY_KEPT_S: Final = 86_400.0  # a day: long enough to look at what happened last night
 
 

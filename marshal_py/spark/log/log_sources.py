@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from marshal_py.client.marshal import CONNECT_TIMEOUT_S
-from marshal_py.client.values.options import COORDINATION_TOPIC
+from marshal_py.client.values.options import CONNECT_TIMEOUT_S, COORDINATION_TOPIC
 from marshal_py.errors import HistoryTruncated, InvalidOption, TopicRecreated
 from marshal_py.log.reader import LogReader
 from marshal_py.log.replay import root_among

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.values import position_text
+from marshal_py.client.values.options import CONNECT_TIMEOUT_S
 from marshal_py.errors import InvalidOption, TopicMissing
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.spark.stream.aliases import named_as_written, translate

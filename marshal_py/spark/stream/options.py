@@ -10,9 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.values import position_text
-from marshal_py.client.values.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_topics
+from marshal_py.client.values.options import (
+    CONNECT_TIMEOUT_S,
+    COORDINATION_TOPIC,
+    ConsumerOptions,
+    check_pattern,
+    check_topics,
+)
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.identity import check_id
 from marshal_py.spark.stream.aliases import from_java, named_as_written, translate
