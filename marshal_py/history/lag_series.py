@@ -6,7 +6,7 @@ records positions stand still, so a moment has the positions of the last record 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from marshal_py.protocol.fold.world import Group
@@ -20,6 +20,10 @@ STEPS_MS: Final = (
     *(100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, 600_000, 900_000),
     *(1_800_000, 3_600_000, 7_200_000, 14_400_000, 21_600_000, 43_200_000, DAY_MS),
 )
+
+
+# Looks up the ends of partitions at each of some times (ms since 1970); nothing if they cannot be known.
+EndsAt = Callable[[Sequence[TopicPartition], Sequence[int]], Sequence[Mapping[TopicPartition, int]]]
 
 
 class Sample(NamedTuple):
@@ -50,39 +54,49 @@ def moments_between(from_ms: int, to_ms: int, partitions: int = 1) -> list[int]:
 
 
 class PositionSampler:
-    """Collects a group's positions at each of the moments."""
+    """Collects a group's positions at moments of a period: from its beginning on, or from the first record before which
+    the group is known."""
 
-    def __init__(self, moments: Sequence[int]) -> None:
-        self.moments: list[int] = list(moments)
+    def __init__(self, from_ms: int, to_ms: int) -> None:
+        self._from_ms, self._to_ms = from_ms, max(from_ms, to_ms)
+        self._moments: list[int] = []
         self._samples: list[dict[TopicPartition, Sample]] = []
-        self._next_ms: float = self.moments[0]
+        self._next_ms: float = from_ms
 
     def before(self, group: Group | None, time_ms: float) -> None:
         """Takes the samples of all moments before `time_ms`, the timestamp of a record that is not folded yet.
         `group`: as it has been since the record before."""
+        if group is None or self._next_ms >= time_ms:
+            return
+        if not self._moments:
+            if time_ms < self._to_ms:
+                self._from_ms = max(self._from_ms, round(time_ms))
+            count = sum(topic.count for topic in group.topics.values())
+            self._moments = moments_between(self._from_ms, self._to_ms, count)
+            self._next_ms = self._from_ms
         while self._next_ms < time_ms:
-            partitions = {} if group is None else group.partitions
             self._samples.append(
                 {
                     tp: Sample(None if part.position == NONE else part.position, part.lag)
-                    for tp, part in partitions.items()
+                    for tp, part in group.partitions.items()
                     if tp.partition >= 0
                 }
             )
             done = len(self._samples)
-            self._next_ms = self.moments[done] if done < len(self.moments) else float("inf")
+            self._next_ms = self._moments[done] if done < len(self._moments) else float("inf")
 
-    def series(self, group: Group | None, ends: Sequence[Mapping[TopicPartition, int]] = ()) -> LagSeries:
-        """Returns the lag at all moments. `group`: at the end of the log. `ends`: at each moment; without any the lag
-        is the one that owners wrote."""
+    def series(self, group: Group | None, ends_at: EndsAt | None = None) -> LagSeries:
+        """Returns the lag at all moments. `group`: at the end of the log. `ends_at`: looks up the ends; without it, or
+        if it finds none, the lag is the one that owners wrote."""
         self.before(group, float("inf"))
         named = sorted({tp for sample in self._samples for tp in sample})
+        ends = ends_at(named, self._moments) if ends_at is not None else ()
         positions = {tp: [_position(sample.get(tp)) for sample in self._samples] for tp in named}
         lags = {tp: [_lag(at, sample.get(tp), ends, tp) for at, sample in enumerate(self._samples)] for tp in named}
-        known = [[lag for tp in named if (lag := lags[tp][at]) is not None] for at in range(len(self.moments))]
+        known = [[lag for tp in named if (lag := lags[tp][at]) is not None] for at in range(len(self._moments))]
         total = [sum(each) if each else None for each in known]
         lag_of = "the log's positions and the topic's ends" if ends else "what owners wrote"
-        return LagSeries(self.moments, positions, lags, total, lag_of)
+        return LagSeries(self._moments, positions, lags, total, lag_of)
 
 
 def _position(sample: Sample | None) -> int | None:

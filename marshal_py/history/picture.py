@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 from zlib import crc32
 
 from msgspec import Struct
 
 from marshal_py.history.describe import as_dict, describe
-from marshal_py.history.lag_series import PositionSampler, moments_between
+from marshal_py.history.lag_series import EndsAt, PositionSampler
 from marshal_py.history.tables import GapRow, IntervalRow, LostRow, MoveRow, PauseRow, Row, SessionRow
 from marshal_py.history.timeline import Timeline
 from marshal_py.protocol.fold.rationalizer import Verdict
@@ -117,16 +117,15 @@ class Picture(Struct, kw_only=True, frozen=True):
 
 
 class PictureReader:
-    """Folds a log onto `world`, and draws what one group did from `from_ms` to `to_ms`."""
+    """Folds a log onto `world`, and draws what one group did from `from_ms` to `to_ms`. The picture begins with the
+    first record that is read of a log that knows the group, if that is later."""
 
     def __init__(self, world: World, group: str, from_ms: int, to_ms: int) -> None:
         self.group: str = group
         self._from_ms, self._to_ms = from_ms, max(from_ms, to_ms)
         self._timeline = Timeline(world, TABLES)
-        known = self._known()
-        count = 0 if known is None else sum(topic.count for topic in known.topics.values())
-        self.sampler: PositionSampler = PositionSampler(moments_between(from_ms, self._to_ms, count))
-        self._began = known is not None
+        self._sampler = PositionSampler(from_ms, to_ms)
+        self._began = False
         self._rows: list[Row] = []
         self._forms: dict[tuple[Any, ...], int] = {}
         self._records: list[list[int]] = []
@@ -139,14 +138,14 @@ class PictureReader:
     def read(self, offset: int, time_ms: int, value: bytes | None) -> None:
         """Folds a record. A later one than `to_ms` moves the picture's end."""
         self._to_ms = max(self._to_ms, time_ms)
-        self.sampler.before(self._known(), time_ms)
+        known = self._known()
+        self._sampler.before(known, time_ms)
         verdict = self._timeline.read(offset, time_ms, value)
-        if verdict.group == self.group:
-            if not self._began:
-                self._began, self._from_ms = True, max(time_ms, self._from_ms)
-                self._last = 0, self._from_ms
-            if time_ms >= self._from_ms:
-                self._keep(verdict, time_ms)
+        if not self._began and (known is not None or verdict.group == self.group):
+            self._began, self._from_ms = True, max(time_ms, self._from_ms)
+            self._last = 0, self._from_ms
+        if verdict.group == self.group and time_ms >= self._from_ms:
+            self._keep(verdict, time_ms)
         if self._timeline.pending >= ROWS_HELD_MAX:
             self._collect(self._timeline.take())
 
@@ -166,13 +165,11 @@ class PictureReader:
     def _collect(self, tables: Mapping[str, Iterable[Row]]) -> None:
         self._rows += [row for rows in tables.values() for row in rows if row.group == self.group]
 
-    def finish(
-        self, ends: Sequence[Mapping[TopicPartition, int]] = (), clock: str = "utc", marks: Iterable[Mark] = ()
-    ) -> Picture:
-        """Returns the picture. `ends`: of the data partitions at each moment of the sampler, if known. `marks`: of the
-        group, to add, with times like those of records."""
+    def finish(self, ends_at: EndsAt | None = None, clock: str = "utc", marks: Iterable[Mark] = ()) -> Picture:
+        """Returns the picture. `ends_at`: looks up the ends of data partitions. `marks`: of the group, to add, with
+        times like those of records."""
         self._collect(self._timeline.finish())
-        series = self.sampler.series(self._known(), ends)
+        series = self._sampler.series(self._known(), ends_at)
         left_out = sum(moment < self._from_ms for moment in series.moments)
         sessions, intervals = self._seen(SessionRow), self._seen(IntervalRow)
         gaps, pauses = self._seen(GapRow), self._seen(PauseRow)

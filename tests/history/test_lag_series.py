@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
-from marshal_py.history.lag_series import MOMENTS_MAX, MOMENTS_MIN, PositionSampler, moments_between
+from marshal_py.history.lag_series import MOMENTS_MAX, MOMENTS_MIN, EndsAt, LagSeries, PositionSampler, moments_between
 from marshal_py.protocol.fold.rationalizer import apply
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.identity import TopicPartition
@@ -12,7 +13,7 @@ from marshal_py.protocol.wire.records import ClaimState, Heartbeat
 from tests.support.differential_log import GROUP, TOPIC, DifferentialLog
 
 HOUR_MS = 3_600_000
-ZERO, ONE = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
+ZERO = TopicPartition(TOPIC, 0)
 
 
 def test_moments_are_whole_steps_between_the_ends() -> None:
@@ -27,29 +28,50 @@ def test_moments_are_whole_steps_between_the_ends() -> None:
             assert least <= len(moments_between(0, int(hours * HOUR_MS), partitions)) <= most
 
 
-def sampled() -> tuple[PositionSampler, World]:
-    """A record per second: at 3 s the claim at position 100, at 4 s position 130."""
+def series_of(ends_at: EndsAt | None = None) -> LagSeries:
+    """A record per second: at 1 s the Join, at 3 s the claim at position 100, at 4 s position 130."""
     book = DifferentialLog()
     session, epoch = book.owner()
     book.must(Heartbeat(session, 1, (ClaimState(epoch, 130, 5),)))
-    world, sampler = World(), PositionSampler([2_000, 3_500, 4_000, 9_000])
+    world, sampler = World(), PositionSampler(0, 6_000)
     for offset, value in enumerate(book.values):
         sampler.before(world.groups.get(GROUP), 1_000 * offset)
         apply(world, offset, value)
-    return sampler, world
+    return sampler.series(world.groups[GROUP], ends_at)
 
 
 def test_lags_of_the_ends_at_the_moments() -> None:
-    sampler, world = sampled()
-    series = sampler.series(world.groups[GROUP], [{ZERO: 90}, {ZERO: 110, ONE: 7}, {}, {ZERO: 135}])
-    assert series.positions == {ZERO: [None, 100, 130, 130]}
-    assert series.lags == {ZERO: [None, 10, None, 5]}
-    assert series.total == [None, 10, None, 5]
+    asked: list[object] = []
+
+    def ends_at(tps: Sequence[TopicPartition], times: Sequence[int]) -> list[dict[TopicPartition, int]]:
+        asked.extend(tps)
+        return [{} if time == 3_500 else {ZERO: 110 if time < 4_500 else 135} for time in times]
+
+    series = series_of(ends_at)
+    assert asked == [ZERO]
+    assert (series.moments[0], series.moments[-1]) == (2_000, 6_000), "from the second record of the group on"
+    found = {time: (series.positions[ZERO][at], series.lags[ZERO][at]) for at, time in enumerate(series.moments)}
+    assert [found[time] for time in (2_000, 2_900, 3_000, 3_500, 4_000, 6_000)] == [
+        (None, None),
+        (None, None),
+        (100, 10),
+        (100, None),
+        (130, 0),
+        (130, 5),
+    ], "clocks of topic and log differ, so a lag is not negative"
+    assert series.total == series.lags[ZERO]
 
 
-def test_lags_as_owners_wrote_them_and_ends_behind_a_position() -> None:
-    sampler, world = sampled()
-    assert sampler.series(world.groups[GROUP]).lags == {ZERO: [None, 0, 5, 5]}
-    sampler, world = sampled()
-    late = sampler.series(world.groups[GROUP], [{ZERO: 1}] * 4)
-    assert late.lags == {ZERO: [None, 0, 0, 0]}, "the topic's clocks and the log's differ"
+def test_lags_as_owners_wrote_them() -> None:
+    for series in (series_of(), series_of(lambda tps, times: [])):
+        assert (series.lags[ZERO][-1], series.lag_of) == (5, "what owners wrote")
+        assert series.lags[ZERO][0] is None
+
+
+def test_a_group_without_records_in_the_period() -> None:
+    """Its state at the beginning lasts."""
+    book = DifferentialLog()
+    book.owner()
+    series = PositionSampler(5_000, 6_000).series(book.world.groups[GROUP])
+    assert (series.moments[0], series.moments[-1], set(series.positions[ZERO])) == (5_000, 6_000, {100})
+    assert PositionSampler(5_000, 6_000).series(None).moments == []

@@ -13,7 +13,6 @@ from marshal_py.history.page import page
 from marshal_py.history.picture import HUES, NOBODY, PAUSED, THE_GROUP, Mark, Picture, PictureReader, Span, colours_of
 from marshal_py.protocol.fold.rationalizer import apply
 from marshal_py.protocol.fold.world import World
-from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
     ClaimState,
@@ -201,11 +200,10 @@ def test_positions_and_lags_at_the_moments() -> None:
     picture = drawn(book.values)
     assert (picture.positions[0][-1], picture.lags[0][-1], picture.lag_of) == (131, 4, "what owners wrote")
     assert picture.lags[1][-1] is None
-    reader = PictureReader(World(), GROUP, 0, time_of(book.last))
-    for offset, value in enumerate(book.values):
-        reader.read(offset, time_of(offset), value)
-    ends = [{TopicPartition(TOPIC, 0): 140}] * len(reader.sampler.moments)
-    assert reader.finish(ends).lags[0][-1] == 9
+    looked_up = drawn(book.values, ends_at=lambda tps, times: [dict.fromkeys(tps, 140)] * len(times))
+    assert looked_up.lags[0][-1] == 9
+    assert looked_up.moments[0] == 1_000, "the first moment before which the group is known"
+    assert looked_up.moments[-1] == looked_up.to_ms
 
 
 def test_a_client_keeps_its_colour() -> None:
