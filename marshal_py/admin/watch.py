@@ -42,6 +42,7 @@ SETTINGS_MS: Final = 600_000  # a topic's retention is asked for again after so 
 SETTINGS_MAX: Final = 4  # of these per refresh
 READS_MAX: Final = 8  # topics per refresh of which messages are read for their timestamps
 ARRIVALS_MAX: Final = 32  # ends that are kept of a partition: newer ones near each other, older ones far apart
+SETTLE_MAX: Final = 5  # refreshes of a caller that asks once; what is unknown then is so for lack of a right
 NEAR: Final = 2_000  # offsets from a position within which there is a message, unless transactions left a gap
 
 
@@ -129,6 +130,15 @@ class Watch:
             self._forgot_ms = now_ms
             self.observer.forget_ended()
 
+    def settle(self) -> None:
+        """Refreshes until the ages of all messages that wait are known, at most SETTLE_MAX times: a refresh reads
+        messages of some topics, and of a partition for one group."""
+        for _ in range(SETTLE_MAX):
+            rows = (row for group in self._groups for row in group.partitions)
+            if all(row.oldest_s is not None for row in rows if row.lag):
+                return
+            self.refresh()
+
     def _open(self) -> None:
         self.observer = self._open_observer()
         self._looking, self._rate = Looking(self.observer), ConsumptionRate(SAMPLE_MS)
@@ -208,8 +218,9 @@ class Watch:
             )
             history = self._looking.pause_history(log, group) if group.paused else None
             pause, signs_ms = overview.pause(group, history, now_ms), self.observer.signs_of(log, group)
+            moved_ms = self._rate.moved_ms(group.name)
             told = judged.findings, judged.causes, judged.notices
-            yield health.group_health(group, *told, signs_ms, pause, self.tally(group.name), rows, now_ms)
+            yield health.group_health(group, *told, signs_ms, pause, self.tally(group.name), rows, moved_ms, now_ms)
 
     def _judge(self, log: int, group: Group, now_ms: int) -> _Judgement:
         """Returns why nobody consumes, and what is wrong besides, by the judgement of `marshal doctor`."""

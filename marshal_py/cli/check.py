@@ -13,7 +13,7 @@ from msgspec import json
 from marshal_py.admin.views import diagnosis
 from marshal_py.admin.views.diagnosis import Limits
 from marshal_py.admin.views.group_info import Check, GroupCheck
-from marshal_py.admin.watch import READS_MAX, Watch
+from marshal_py.admin.watch import Watch
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import prints
 from marshal_py.cli.options import ReadOptions, command, require_group
@@ -71,10 +71,8 @@ def _look(options: ReadOptions, group: str, limits: Limits) -> GroupCheck:
     with Watch(options.observer, group, in_cluster) as watch:
         watch.refresh()
         require_group(watch.observer, group, topic=options.coordination_topic)
+        watch.settle()
         (found,) = watch.groups()
-        for _ in range(len({row.topic for row in found.partitions}) // READS_MAX):  # it reads so many topics at once
-            watch.refresh()
-            (found,) = watch.groups()
     return diagnosis.check(found, limits, in_cluster)
 
 

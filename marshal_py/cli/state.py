@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from msgspec import Struct, structs
@@ -25,6 +25,8 @@ from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import TopicPartition
 
 EXAMPLE: Final = output.example("marshal state billing --json")
+FIGURES: Final = ("group", "consumers", "owned", "free", "parked", "lag", "per second", "time", "oldest")
+GROUP_COLUMNS: Final = (*FIGURES, "last progress", "found")
 
 
 class Overview(Struct, frozen=True):
@@ -42,7 +44,7 @@ class GroupSettings(GroupInfo, frozen=True, kw_only=True):
 
 
 @command
-@prints(Overview, GroupHealth, LagHistory, list[MemberInfo], GroupSettings)
+@prints(Overview, GroupHealth, list[GroupHealth], LagHistory, list[MemberInfo], GroupSettings)
 def state(
     options: ReadTableOptions,
     group: Annotated[str | None, typer.Argument(metavar="GROUP", help="One group; all if left out.")] = None,
@@ -75,7 +77,8 @@ def state(
     of the newest 16,384 records if these are fewer; it is - if the position does not move, or nobody owns the
     partition. "oldest" is the age of the oldest message that waits, for a client that may read the topic. A lag of - is
     unknown: the topic is gone or was created again, the partition has no position yet, the position lies beyond the
-    end, or records were lost. With --lag --since it shows the lag over time, also of a dump.
+    end, or records were lost. With --lag --since it shows the lag over time, also of a dump. --lag of all groups has a
+    line for each; "last progress" is when a position last moved, - if not in the last minute.
     """
     chosen = [one for one, wanted in zip(_VIEWS, (lag, members, settings, as_csv), strict=True) if wanted]
     if len(chosen) > 1:
@@ -162,7 +165,7 @@ def _session_cells(row: MemberInfo) -> list[object]:
 def _check_view(name: str, group: str | None, options: ReadTableOptions) -> None:
     if options.dump is not None:
         raise typer.BadParameter(f"{name} asks the cluster: a dump has the state alone")
-    if group is None and name != "--members":
+    if group is None and name not in ("--members", "--lag"):
         raise typer.BadParameter(f"{name} is of one group: name it")
     if name == "--csv" and options.as_json:
         raise typer.BadParameter("--csv or --json, not both")
@@ -171,8 +174,12 @@ def _check_view(name: str, group: str | None, options: ReadTableOptions) -> None
 
 
 def _lag(options: ReadTableOptions, group: str) -> None:
-    with Watch(options.observer, group) as watch:
+    with Watch(options.observer, group or None) as watch:
         watch.refresh()
+        watch.settle()
+        if not group:
+            options.show(list(watch.groups()), map(_group_row, watch.groups()), GROUP_COLUMNS, _group_cells)
+            return
         require_group(watch.observer, group, topic=options.coordination_topic)
         (found,) = watch.groups()
     columns = ("topic", "partition", "owner", "position", "end", "lag", "per second", "time", "oldest", "parked")
@@ -180,6 +187,19 @@ def _lag(options: ReadTableOptions, group: str) -> None:
         print(f"group {group}: {_total(found)}")
         for notice in found.notices:
             print(f"! {notice}")
+
+
+def _group_row(one: GroupHealth) -> dict[str, Any]:
+    """Returns a row of all groups: the figures, and what is wrong in one text."""
+    nested = {"partitions", "findings", "notices", "causes", "advisories", "pause"}
+    said = ", ".join(dict.fromkeys(check.name for check in one.findings))
+    return {**{key: value for key, value in structs.asdict(one).items() if key not in nested}, "found": said or None}
+
+
+def _group_cells(row: dict[str, Any]) -> list[object]:
+    figures = [row[name] for name in ("group", "sessions", "owned", "free", "parked", "lag", "per_second")]
+    times = (_duration(row[name]) for name in ("time_s", "oldest_s", "last_progress_s"))
+    return [*figures, *times, row["found"]]
 
 
 def _lag_cells(row: PartitionHealth) -> list[object]:
@@ -196,7 +216,7 @@ def _total(found: GroupHealth) -> str:
 
 
 def _duration(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:g} s"
+    return "-" if seconds is None else f"{round(seconds, 1):g} s"
 
 
 def _members(options: ReadTableOptions, group: str) -> None:

@@ -31,6 +31,8 @@ class ConsumptionRate:
     def __init__(self, sample_ms: int = SAMPLE_MS) -> None:
         self._sample_ms = sample_ms
         self._samples: dict[tuple[str, TopicPartition], deque[_Sample]] = {}
+        self._last: dict[tuple[str, TopicPartition], tuple[int, int]] = {}  # generation and position
+        self._moved_ms: dict[str, int] = {}  # by group
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:
         """Notes the positions of a folded record. `time_ms`: its timestamp. `group`: after the record, or None."""
@@ -51,7 +53,12 @@ class ConsumptionRate:
     def _note(self, group: Group, partition: Partition, time_ms: int) -> None:
         if partition.tp.partition < 0:
             return
-        kept = self._samples.setdefault((group.name, partition.tp), deque())
+        key, now = (group.name, partition.tp), (partition.generation, partition.position)
+        before = self._last.get(key, now)
+        if before[0] == now[0] and before[1] < now[1]:
+            self._moved_ms[group.name] = time_ms
+        self._last[key] = now
+        kept = self._samples.setdefault(key, deque())
         if kept and kept[-1].generation != partition.generation:
             kept.clear()
         if len(kept) > 1 and time_ms - kept[-2].time_ms < self._sample_ms:
@@ -59,6 +66,11 @@ class ConsumptionRate:
         kept.append(_Sample(time_ms, partition.position, partition.generation))
         while kept[0].time_ms < time_ms - WINDOW_MS:
             kept.popleft()
+
+    def moved_ms(self, group: str) -> int | None:
+        """Returns the newest record's time, in ms since 1970, by which consumers moved a position of the group forward;
+        None if no such record was read."""
+        return self._moved_ms.get(group)
 
     def per_second(self, group: str, tp: TopicPartition, now_ms: int) -> float:
         """Returns messages per second over the last WINDOW_MS; 0 if the position did not move. `now_ms` never falls."""

@@ -13,59 +13,31 @@ from marshal_py.admin.views import diagnosis
 from marshal_py.admin.views.diagnosis import Limits
 from marshal_py.admin.views.group_info import Check, GroupCheck, GroupHealth, PartitionHealth
 from marshal_py.cli.check import FORMS
+from tests.support.healths import health as group
+from tests.support.healths import partition
 
 NO_LIMITS = Limits()
-ROW: dict[str, Any] = {
-    "topic": "orders",
-    "owner": "one",
-    "session": 1,
-    "epoch": 2,
-    "generation": 0,
-    "version": 2,
-    "in_flight": 0,
-    "parked": None,
-    "per_second": 0.0,
-    "time_s": 0.0,
-}
 
 
-def row(partition: int, position: int | None = 10, end: int | None = 10, **given: Any) -> PartitionHealth:
-    known = position is not None and end is not None and position <= end and not given.get("parked")
-    lag = end - position if known and end is not None and position is not None else None
-    figures = {"oldest_s": None, "retention_s": None, "lag": lag, **given}
-    return PartitionHealth(**{**ROW, "partition": partition, "position": position, "end": end, **figures})
+def row(number: int, position: int | None = 10, end: int | None = 10, **given: Any) -> PartitionHealth:
+    lag = None
+    if position is not None and end is not None and position <= end and not given.get("parked"):
+        lag = end - position
+    return partition("orders", number, 1, **{"position": position, "end": end, "lag": lag, **given})
 
 
-def health(*rows: PartitionHealth, findings: tuple[Check, ...] = (), sessions: int = 1, **given: Any) -> GroupHealth:
+def health(*rows: PartitionHealth, sessions: int = 1, **given: Any) -> GroupHealth:
+    """A group with these partitions."""
     lags = [one.lag for one in rows if one.lag is not None]
-    figures: dict[str, Any] = {
-        "group": "billing",
-        "level": "ok",
-        "findings": findings,
-        "notices": (),
-        "causes": {},
-        "delivery": "at_least_once",
-        "deleted": False,
-        "pause": None,
+    figures = {
         "sessions": sessions,
-        "fresh": sessions,
-        "stale": 0,
-        "witnessed": 0,
-        "last_sign_s": 0.0,
         "owned": len(rows),
-        "free": 0,
-        "parked": 0,
         "lag": sum(lags) if lags else None,
-        "unknown": len(rows) - len(lags),
-        "per_second": 0.0,
-        "time_s": None,
         "oldest_s": max((one.oldest_s for one in rows if one.oldest_s is not None), default=None),
         "retention_s": min((one.retention_s for one in rows if one.retention_s is not None), default=None),
-        "redelivered": 0,
-        "advisories": {},
         "partitions": rows,
     }
-    return GroupHealth(**{**figures, **given})
+    return group("billing", **{**figures, **given})
 
 
 def said(found: GroupCheck) -> dict[str, str]:

@@ -51,7 +51,7 @@ def row(
     rows = tuple(health.partition_health(book.group, tp, data, rate, 100_000, {}) for tp in tps)
     signs_ms = dict.fromkeys(book.group.sessions, 99_000)
     causes = standstills(book.group)
-    return health.group_health(book.group, findings, causes, (), signs_ms, None, Tally(), rows, 100_000)
+    return health.group_health(book.group, findings, causes, (), signs_ms, None, Tally(), rows, 98_000, 100_000)
 
 
 def test_lag_and_the_time_that_it_takes(book: DifferentialLog) -> None:
@@ -72,6 +72,7 @@ def test_lag_and_the_time_that_it_takes(book: DifferentialLog) -> None:
 def test_who_is_there_and_what_has_an_owner(book: DifferentialLog) -> None:
     found = row(book, DataFacts(), findings=(Check("a", "warn", "x"), Check("b", "fail", "y")))
     assert (found.sessions, found.fresh, found.stale, found.witnessed, found.last_sign_s) == (1, 0, 0, 0, 1.0)
+    assert found.last_progress_s == 2.0
     assert (found.owned, found.free, found.parked, found.level) == (1, 3, 0, "fail")
     session = next(iter(book.group.sessions))
     book.must(ReleasingPartition(session, book.partition().epoch, 130, parked="Newer"))

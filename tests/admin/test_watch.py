@@ -65,6 +65,8 @@ def test_a_refresh_shows_what_is_new(scene: Scene) -> None:
     scene.watch.refresh()
     audit, billing = scene.watch.groups()
     assert (billing.lag, audit.lag) == (0, 3)
+    assert billing.last_progress_s is not None, "a record moved its position"
+    assert audit.last_progress_s is None
     assert [row.position for row in scene.watch.partitions("billing")] == [0, 3]
     (member,) = scene.watch.members("billing")
     assert (member.client_id, member.state) == ("billing-1", "fresh"), "it was heard just now, whatever its clock says"

@@ -272,6 +272,11 @@ def test_lag_of_a_group(shell: Shell, billing: str) -> None:
     assert found["lag"] == sum(row["lag"] for row in found["partitions"])
     assert all(row["lag"] == row["end"] - row["position"] for row in found["partitions"])
     assert f"group billing: lag {found['lag']}, " in shell.run("state", "--lag", billing).stdout
+    everything = shell.json("state", "--lag")
+    assert [one["lag"] for one in everything if one["group"] == billing] == [found["lag"]]
+    first, *rows = shell.run("state", "--lag").stdout.splitlines()
+    assert (first.split()[0], first.split()[-3:]) == ("group", ["last", "progress", "found"])
+    assert len(rows) == len(everything)
     refused = shell.run("state", "--lag", "nobody")
     assert refused.exit_code == 1
     assert "group 'nobody' is not in __marshal" in refused.stderr

@@ -247,9 +247,10 @@ class GroupHealth(Struct, frozen=True):
 
     `causes`: for how many partitions nobody consumes, by cause (operations.md); 1 where it is the whole group, or a
     consumer. Of the `sessions`, `fresh` and `stale` as MemberInfo says, `witnessed` have a witness; `last_sign_s`: of
-    the one that was heard last. `owned`, `free`, `parked`: partitions. `unknown`: how many partitions have a lag that
-    is not known; it is not in `lag`. `oldest_s`, `retention_s`: the worst of `partitions`. `redelivered`, `advisories`
-    (by kind): since the reader began.
+    the one that was heard last; `last_progress_s`: since a consumer last moved a position forward, None if not while
+    the reader looked (a minute and longer). `owned`, `free`, `parked`: partitions. `unknown`: how many partitions have
+    a lag that is not known; it is not in `lag`. `oldest_s`, `retention_s`: the worst of `partitions`. `redelivered`,
+    `advisories` (by kind): since the reader began.
     """
 
     group: str
@@ -265,6 +266,7 @@ class GroupHealth(Struct, frozen=True):
     stale: int
     witnessed: int
     last_sign_s: float | None
+    last_progress_s: float | None
     owned: int
     free: int
     parked: int

@@ -130,10 +130,11 @@ def group_health(
     pause: PauseInfo | None,
     tally: Tally,
     rows: tuple[PartitionHealth, ...],
+    moved_ms: int | None,
     now_ms: int,
 ) -> GroupHealth:
     """Returns the row of one group. `signs_ms`: when each session gave its last sign of life; `rows`: of its
-    partitions."""
+    partitions; `moved_ms`: of the rate."""
     levels = {check.level for check in findings}
     by_cause: Counter[str] = Counter()
     for one in causes:
@@ -159,6 +160,7 @@ def group_health(
         stale=states.count("stale"),
         witnessed=sum(bool(each.join.witness) for each in group.sessions.values()),
         last_sign_s=min(ages_s.values(), default=None),
+        last_progress_s=None if moved_ms is None else max(0, now_ms - moved_ms) / 1000,
         owned=owned,
         free=len(rows) - owned - parked,
         parked=parked,
