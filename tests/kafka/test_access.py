@@ -319,10 +319,14 @@ def test_a_client_without_rights_learns_what_to_ask_for(new_user: Callable[[], U
 
 
 def test_an_observer_reads_and_changes_nothing(
-    new_user: Callable[[], User], guarded: GuardedCluster, orders: str, group: str
+    new_user: Callable[[], User], guarded: GuardedCluster, orders: str, group: str, tmp_path: Path
 ) -> None:
     consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
     user = new_user().may(*permissions.rights_of(permissions.OBSERVER, "__marshal", [group], [orders]))
+    user.json("bundle", group, "-o", str(tmp_path / "bundle"))
+    assert user.name.encode() not in (tmp_path / "bundle").read_bytes()
+    checked = user.marshal("check", group, "--lag", "0", "--age", "1s")
+    assert (checked.exit_code, checked.stdout.split(":")[0]) == (1, f"WARNING {group}"), "nobody is there any more"
     assert user.json("doctor", group, "--as", "observer")["ok"]
     (state,) = user.json("state", group)["groups"]
     assert [one["lag"] for one in state["partitions"]] == [0] * PARTITIONS
