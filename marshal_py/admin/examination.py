@@ -24,6 +24,7 @@ from marshal_py.log import foreign_topics
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.waiting import Facts
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.connection_errors import UNKNOWN_PRINCIPAL, principal_of
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_admin import KafkaAdmin
@@ -143,9 +144,9 @@ class Examination:
         groups = [group for _, group in observer.groups()]
         _note_quiet(observer, study)
         infos = {} if admin is None else _infos(admin, groups)
-        facts = {
-            group.name: _facts(looking, observer, log, group, study.now_ms, infos) for log, group in observer.groups()
-        }
+        tps = (tp for group in groups for tp in overview.partitions(group) if tp.partition >= 0)
+        ends = observer.ends(tp for tp in tps if infos.get(tp.topic) is not None)
+        facts = {group.name: _facts(looking, log, group, study.now_ms, infos, ends) for log, group in observer.groups()}
         silent = {(name, session) for name, known in facts.items() for session in known.silent}
         yield diagnosis.of_content(groups, silent)
         yield from _odd_records(observer)
@@ -226,11 +227,14 @@ def _note_quiet(observer: Observer, study: Study) -> None:
 
 
 def _facts(
-    looking: Looking, observer: Observer, log: int, group: Group, now_ms: int, infos: Mapping[str, TopicInfo | None]
+    looking: Looking,
+    log: int,
+    group: Group,
+    now_ms: int,
+    infos: Mapping[str, TopicInfo | None],
+    ends: Mapping[TopicPartition, int],
 ) -> Facts:
     recreated = find_recreated(group, {topic: info for topic, info in infos.items() if info is not None})
-    there = [tp for tp in overview.partitions(group) if tp.partition >= 0 and infos.get(tp.topic) is not None]
-    ends = observer.ends(there) if there else {}
     gone = [topic for topic in sorted(group.topics) if topic in infos and infos[topic] is None]
     return looking.facts(log, group, now_ms, overview.stopped(group, recreated, {}), gone, ends)
 

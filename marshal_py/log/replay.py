@@ -24,7 +24,7 @@ from marshal_py.transport.ports import Bounds, CoordinationLog, LogRecord
 
 COLD_FOLD_RECORDS: Final = 8_192  # so many fold in some 10 ms: looking for a snapshot would not be faster
 WINDOW_RECORDS: Final = 4_096  # in the first window; the next windows are each WINDOW_GROWTH times as wide
-WINDOW_GROWTH: Final = 4
+WINDOW_GROWTH: Final = 2
 WINDOW_RECORDS_MAX: Final = 65_536  # a store remembers STORED_MAX snapshots: a window should not hold more of them
 LOOK_BACK_RECORDS: Final = 300_000  # searched in a whole log: if clients write snapshots, one is among these records
 ATTEMPTS: Final = 5  # to read a log that is truncated at the same time, which happens seldom

@@ -226,9 +226,7 @@ class KafkaLog:
             while at < end:
                 first = consumer.poll(max(0.0, min(deadline - time.monotonic(), READ_POLL_S)))
                 messages = [] if first is None else [first, *consumer.consume(DRAIN_MAX, 0)]
-                records = [
-                    self._record(message, log, at) for message in messages if not self._is_group_refusal(message)
-                ]
+                records = [record for message in messages if (record := self._record(message, log, at)) is not None]
                 if records:
                     at, deadline = records[-1].offset + 1, time.monotonic() + timeout_s
                     yield records
@@ -241,16 +239,14 @@ class KafkaLog:
         finally:
             consumer.close()
 
-    def _is_group_refusal(self, message: Message) -> bool:
-        """Returns whether an error is about the group, which librdkafka looks up though a reader never uses it:
-        harmless."""
-        error = message.error()
-        return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
-
-    def _record(self, message: Message, log: int, at: int) -> LogRecord:
+    def _record(self, message: Message, log: int, at: int) -> LogRecord | None:
+        """Returns what a message says; None for an error that is about the group, which librdkafka looks up though a
+        reader never uses it: harmless."""
         error = message.error()
         if error is None:
             return LogRecord(log, message.offset() or 0, message.value(), message.timestamp()[1], message.key())
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return None
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             raise self._out_of_log(log, at, self.bounds(log, BOUNDS_TIMEOUT_S))
         raise ClusterUnreachable(self._servers, f"offset {at} of coordination partition {log}", error.str())
