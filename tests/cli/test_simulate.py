@@ -28,6 +28,7 @@ from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
 from tests.support import dumps
 from tests.support.command_line import invoke
 from tests.support.differential_log import DifferentialLog
+from tests.support.timeline_page import data_in
 
 SEEDS = 3  # not void: their take-overs are asserted below
 QUICK = "X11"  # in small worlds, so that it is found and made small within a second or two
@@ -259,7 +260,7 @@ def test_a_page_of_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert done.exit_code == 0, done.output
     text = html.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
-    assert "this run and the seeds 4 to 5" in text
+    assert "this run and the seeds 4 to 5" in data_in(text)["notes"][-1]
 
 
 # --- a dump of a cluster

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +12,7 @@ from marshal_py.cli.lag import spark_line
 from tests.cli.shell import Shell
 from tests.support import dumps
 from tests.support.busy_group import GROUP, BusyGroup
+from tests.support.timeline_page import picture_in
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +27,6 @@ def group() -> BusyGroup:
 @pytest.fixture(scope="module")
 def dump(group: BusyGroup, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(dumps.write(tmp_path_factory.mktemp("timeline") / "busy.dump", group.records))
-
-
-def picture_in(text: str) -> Any:
-    found = re.search(r'id="data">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
-    (picture,) = json.loads(found[1])["pictures"]
-    return picture
 
 
 def test_the_page_of_a_dump(group: BusyGroup, dump: str, tmp_path: Path) -> None:

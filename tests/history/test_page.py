@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from html.parser import HTMLParser
 
 from marshal_py.history.page import page
 from marshal_py.history.picture import Picture, PictureReader
 from marshal_py.protocol.fold.world import World
 from tests.support.differential_log import GROUP, DifferentialLog
+from tests.support.timeline_page import data_in
 
 PLANTED = "</script><script>alert('a')</script><!-- @@ \u2028 &amp; <b>"
 
@@ -49,14 +49,16 @@ def picture_of(client: str) -> Picture:
 
 
 def test_names_of_a_log_stay_text() -> None:
-    reader = Reader(page(PLANTED, [picture_of(PLANTED)], [PLANTED]))
+    text = page(PLANTED, [picture_of(PLANTED)], [PLANTED])
+    reader = Reader(text)
     assert reader.open == []
     assert reader.foreign == []
     assert (reader.tags.count("script"), reader.tags.count("b")) == (2, 0)
     assert "link" not in reader.tags
     assert reader.texts["title"] == [PLANTED]
     data, program = reader.texts["script"]
-    found = json.loads(data)
+    assert "<" not in data
+    found = data_in(text)
     assert (found["title"], found["notes"]) == (PLANTED, [PLANTED])
     (picture,) = found["pictures"]
     assert picture["owners"][0][0] == PLANTED

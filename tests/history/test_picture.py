@@ -29,7 +29,7 @@ from tests.support.busy_group import busy_group
 from tests.support.differential_log import GROUP, TOPIC, DifferentialLog
 
 BEGIN_MS = 1_000_000
-BYTES_MAX = 5_000_000 / 100_000  # of a page per record
+BYTES_MAX = 1_000_000 / 100_000  # of a page per record
 
 
 def time_of(offset: int) -> int:
@@ -216,7 +216,7 @@ def test_a_client_keeps_its_colour() -> None:
 
 
 def test_a_record_takes_few_bytes() -> None:
-    """A page of 100,000 records has at most 5 MB: it grows by so much with each record."""
+    """A page of 100,000 records has at most 1 MB: it grows by so much with each record."""
     sizes = []
     for count in (2_000, 6_000):
         log = list(busy_group(count, 20))
@@ -227,5 +227,5 @@ def test_a_record_takes_few_bytes() -> None:
         sizes.append((len(page("t", [picture]).encode()), len(picture.records)))
     (small, fewer), (large, more) = sizes
     assert (large - small) / (more - fewer) < BYTES_MAX
-    assert small < 250_000 + fewer * BYTES_MAX
+    assert small < 60_000 + fewer * BYTES_MAX
     assert msgspec.json.decode(msgspec.json.encode(picture), type=Picture) == picture

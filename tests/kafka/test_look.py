@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +13,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 import marshal_py
 from tests.support.commands import DEADLINE_S, Commands
 from tests.support.kafka import Cluster, TopicFactory, wait_until
+from tests.support.timeline_page import picture_in
 
 PARTITIONS = 3
 MESSAGES = 90
@@ -77,9 +77,7 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
 
     page, where = tmp_path / "page.html", ("--coordination-topic", coordination)
     drawn = command.json("timeline", group, "--output", str(page), *where)
-    found = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    (picture,) = json.loads(found[1])["pictures"]
+    picture = picture_in(page.read_text(encoding="utf-8"))
     assert (drawn["records"], drawn["partitions"]) == (len(picture["records"]), PARTITIONS)
     assert [lane[-1] for lane in picture["lags"]] == [row[2] for row in kafkas_lags(kafka, group, name).values()]
     assert picture["lag_of"] == "the log's positions and the topic's ends"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import re
-
 from marshal_sim.judge.auditor import judge
 from marshal_sim.tools import sweep
 from marshal_sim.tools.report import page, takeover_times
+from tests.support.timeline_page import data_in
 
 
 def seed_with_takeovers_and_faults() -> int:
@@ -20,9 +18,7 @@ def test_the_page_shows_every_session_claim_and_fault() -> None:
     assert len(times) == result.takeovers
     assert all(time > 0 for time in times)
     text = page(result, moments, logs, "marshal simulate run --seed <N>", times, "this run")
-    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    assert data is not None
-    found = json.loads(data[1])
+    found = data_in(text)
     claims, sessions, drawn = set(), set(), set()
     for history in (judge(log).history for log in logs):
         sessions |= set(history.sessions)
