@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, TypeVar
 
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from marshal_py.admin.views.group_info import MemberInfo, PartitionHealth
 from marshal_py.admin.views.trends import GroupTrend
+from marshal_py.cli.documents import time_of
 from marshal_py.cli.top import screen as choosing
 from marshal_py.cli.top.screen import Rows, Screen, Size, plain, wrapped
 
@@ -43,10 +44,10 @@ LAG/S   how fast the lag changes, over 15 s; ZERO: when it is 0 at that speed
 OLDEST  age of the oldest message that is not finished
 READ/S  how fast positions move, over a minute; AGAIN/S: delivered once more
 A cell of the grid is a partition with the letter of its owner, - for nobody, or
-# for parked; ! where it is not consumed or its oldest message waits for long."""
+# for parked; ! if its owner is silent, or a message has waited for a minute."""
 WHY_LINES: Final = 4  # of what is wrong with a group
 WHY_LEAST: Final = 20  # columns that such a text needs beside the figures
-OLD_S: Final = 60.0  # so old is the oldest unfinished message of a cell with a mark
+OLD_S: Final = 60.0  # so old is an oldest unfinished message with a mark
 
 
 class Frame(NamedTuple):
@@ -123,7 +124,7 @@ COLUMNS: Final = (
     Column("LAG", 6, lambda row: count(row.lag)),
     Column("LAG/S", 6, lambda row: growth(row.lag_per_second)),
     Column("ZERO", 4, lambda row: age(row.zero_s)),
-    Column("OLDEST", 6, lambda row: age(row.oldest_s)),
+    Column("OLDEST", 6, lambda row: age(row.oldest_s), lambda row: WARNING if (row.oldest_s or 0) >= OLD_S else ""),
     Column("READ/S", 6, lambda row: count(row.per_second), least=110),
     Column("AGAIN/S", 7, lambda row: count(row.redelivered_per_second), least=110),
     Column("DEAD/S", 6, lambda row: count(row.dead_letters_per_second), least=110),
@@ -153,6 +154,8 @@ def _head(screen: Screen, rows: Rows, frame: Frame) -> Text:
     head = Text(f"marshal top {when:{'%Y-%m-%d ' if rows.times_ms else ''}%H:%M:%S}Z", style=TITLE)
     if frame.stale:
         head.append(f"  {plain(frame.stale)}", BAD)
+    if screen.at_ms not in (None, frame.now_ms):
+        head.append(f"  reading {time_of(screen.at_ms, 'seconds')}", WARNING)
     if screen.frozen:
         head.append("  frozen", WARNING)
     head.append(f"  {len(rows.groups)} groups, ", "not bold")
@@ -233,13 +236,13 @@ def _group(screen: Screen, rows: Rows, size: Size) -> list[Text]:
     body[0].append(f", the pause ends in {left(group)}" if group.pause is not None else "", WARNING)
     body.append(
         Text(
-            f"lag {count(group.lag)}, {growth(group.lag_per_second)}/s, 0 in {age(group.zero_s)}; oldest "
+            f"lag {count(group.lag)} ({growth(group.lag_per_second)}/s, 0 in {age(group.zero_s)}); oldest "
             f"{age(group.oldest_s)}; read {count(group.per_second)}/s; again "
             f"{count(group.redelivered_per_second)}/s, dead {count(group.dead_letters_per_second)}/s"
         )
     )
     body += (Text(line, style=LEVELS[group.level]) for line in wrapped([why(group)], size)[:WHY_LINES])
-    marks = {one.session: number for number, one in enumerate(rows.members)}
+    marks = {one.session: (number, one.state == "stale") for number, one in enumerate(rows.members)}
     body += _members(rows.members, marks, at, size)
     cells = choosing.partitions(screen, rows)
     found, chosen_line = _grid(choosing.lines(cells, size), at, marks, choosing.cell_width(cells))
@@ -249,14 +252,17 @@ def _group(screen: Screen, rows: Rows, size: Size) -> list[Text]:
     return [*body, Text("" if at is None else plain(_cell_text(at)))]
 
 
-def _members(found: Sequence[MemberInfo], marks: dict[int, int], at: PartitionHealth | None, size: Size) -> list[Text]:
+def _members(
+    found: Sequence[MemberInfo], marks: Mapping[int, tuple[int, bool]], at: PartitionHealth | None, size: Size
+) -> list[Text]:
     if not found:
         return [Text("no consumer is there", style=WARNING)]
     width = min(40, max(16, size.columns - 48))
     lines = [Text(f"  {fit('MEMBER', width)} STATE    LAST SIGN  OWNS  WITNESS", style=f"{TITLE} underline")]
-    owner = marks.get(-1 if at is None or at.session is None else at.session, 0)
+    owner, _ = marks.get(-1 if at is None or at.session is None else at.session, (0, False))
     for one in window(found, owner, max(2, (size.lines - 9) // 3)):
-        line = Text(_letter(marks[one.session]), style=_colour(marks[one.session]))
+        number, _ = marks[one.session]
+        line = Text(_letter(number), style=_colour(number))
         line.append(f" {fit(f'{one.client_id} ({one.member})' if one.member else one.client_id, width)} ", "default")
         line.append(f"{one.state:<7}", STATES[one.state])
         line.append(f"  {age(one.last_sign_s):>9}  {len(one.claims):>4}  {plain(one.witness or '-')}", "default")
@@ -268,7 +274,10 @@ def _members(found: Sequence[MemberInfo], marks: dict[int, int], at: PartitionHe
 
 
 def _grid(
-    lines: Sequence[Sequence[PartitionHealth]], at: PartitionHealth | None, marks: dict[int, int], width: int
+    lines: Sequence[Sequence[PartitionHealth]],
+    at: PartitionHealth | None,
+    marks: Mapping[int, tuple[int, bool]],
+    width: int,
 ) -> tuple[list[Text], int]:
     """Returns the lines of the grid with the names of topics, and which of them has the cursor."""
     found, chosen, topic = list[Text](), 0, ""
@@ -287,13 +296,13 @@ def _grid(
     return found, chosen
 
 
-def _mark(one: PartitionHealth, marks: dict[int, int]) -> tuple[str, str]:
+def _mark(one: PartitionHealth, marks: Mapping[int, tuple[int, bool]]) -> tuple[str, str]:
     if one.parked is not None:
         return "# ", f"black on {WARNING}"
     if one.session is None:
         return "- ", BAD
-    old = one.oldest_s is not None and one.oldest_s >= OLD_S
-    number = marks.get(one.session, 0)
+    number, silent = marks.get(one.session, (0, False))
+    old = silent or (one.oldest_s is not None and one.oldest_s >= OLD_S)
     return _letter(number) + ("!" if old else " "), f"{_colour(number)}{' bold' if old else ''}"
 
 

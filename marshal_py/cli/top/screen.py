@@ -233,6 +233,8 @@ def _moved(screen: Screen, key: str, rows: Rows, size: Size) -> Screen:
     flat = [row for line in found for row in line]
     if key in ("left", "right", "h", "l"):
         to = flat[min(len(flat) - 1, max(0, flat.index(chosen_cell) + (1 if key in ("right", "l") else -1)))]
+    elif key in ("home", "end"):
+        to = flat[0 if key == "home" else -1]
     elif key in steps:
         y = next(number for number, line in enumerate(found) if chosen_cell in line)
         line = found[min(len(found) - 1, max(0, y + steps[key]))]

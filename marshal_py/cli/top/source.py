@@ -20,11 +20,13 @@ from marshal_py.errors import MarshalError
 from marshal_py.log.observer import Observer
 
 REASON: Final = "marshal top"
+RESTS: Final = 11  # times the processor time of a refresh: thousands of partitions cost a twelfth of a core at most
 END_S: Final = 2.0  # how long the end waits for a thread that talks to the cluster
 
 
 class Seen(NamedTuple):
-    """A picture. `members`: of the group `opened`. `problem`: why it is not newer, or ""."""
+    """A picture. `members`: of the group `opened`. `as_of_ms`: the time that it shows, since 1970. `problem`: why it is
+    not newer, or ""."""
 
     groups: tuple[GroupTrend, ...]
     opened: str
@@ -59,15 +61,15 @@ class Source:
         at_ms = self.at_ms
         if at_ms is None:
             self._refresh()
-        elif at_ms != self._watch.as_of_ms:
-            if at_ms < self._watch.as_of_ms:
+        elif at_ms != self.seen.as_of_ms:
+            if at_ms < self.seen.as_of_ms:
                 self._watch.close()
                 self._watch = self._new()
             if at_ms - TREND_MS > self._watch.as_of_ms:
                 self._refresh(at_ms - TREND_MS)
             self._refresh(at_ms)
         opened, watch = self.opened, self._watch
-        self.seen = Seen(self._rows, opened, watch.members(opened), watch.as_of_ms)
+        self.seen = Seen(self._rows, opened, watch.members(opened), watch.as_of_ms if at_ms is None else at_ms)
         return self.seen
 
     def _refresh(self, at_ms: int | None = None) -> None:
@@ -89,12 +91,13 @@ class Source:
 
     def _run(self, interval_s: float, show: Callable[[Seen], None]) -> None:
         while not self._ended:
-            began_s = time.monotonic()
+            began_s, cpu_s = time.monotonic(), time.thread_time()
             try:
                 show(self.look())
             except MarshalError as error:
                 show(self.seen._replace(problem=str(error)))
-            self._asked.wait(None if self.at_ms is not None else max(0.0, began_s + interval_s - time.monotonic()))
+            rest_s = max(began_s + interval_s - time.monotonic(), RESTS * (time.thread_time() - cpu_s))
+            self._asked.wait(None if self.at_ms is not None else max(0.0, rest_s))
             self._asked.clear()
         self._watch.close()
 
