@@ -24,6 +24,10 @@ class WakeCounter:
         self._number, self._interval_ms = number, interval_ms
         self._since_ms, self._count = 0, 0
 
+    def excuse(self) -> None:
+        """Counts one wake less: something has happened for which the member asked for it."""
+        self._count -= 1
+
     def count(self, now_ms: int) -> None:
         """Counts one wake. Raises BusyLoop if there are more than WAKES_PER_INTERVAL_MAX in an interval."""
         if now_ms - self._since_ms >= self._interval_ms:

@@ -37,12 +37,21 @@ FRESH_INTERVALS: Final = 2  # a handler reports that it is at work for so long: 
 class HandlerCall(NamedTuple):
     """Describes one message that a handler works on. `message` is None if nobody counts on its answer any more.
 
-    `of`: the `process` whose handler it is; None for the other ways to receive.
+    `of`: the `process` whose handler it is; None for the other ways to receive. `together`: all that this handler has.
     """
 
     message: Message[Any, Any] | None
     delivery: Delivery
     of: Handling | None = None
+    together: Together | None = None
+
+
+class Together:
+    """What one handler of a `process` has, in order, and how many of it it still works on."""
+
+    def __init__(self) -> None:
+        self.calls: list[HandlerCall] = []
+        self.left: int = 0
 
 
 class OtherCalls:

@@ -31,7 +31,7 @@ from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
 from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.member_state import MemberOptions
-from marshal_py.protocol.wire.identity import NONE, Instant
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE
 from marshal_py.protocol.wire.wills import LastWill
 from marshal_py.transport.ports import LogRecord
@@ -185,7 +185,12 @@ class Client(Process):
 
     def _writer(self) -> SimulatedWriter:
         assert self.user is not None
-        return SimulatedWriter(self, self._letter_fails, self.user.letter_written)
+        return SimulatedWriter(self, self._letter_fails, self._letter_written)
+
+    def _letter_written(self, place: TopicPartition, offset: int) -> None:
+        assert self.user is not None
+        self._wakes.excuse()
+        self.user.letter_written(place, offset)
 
     def _letter_fails(self) -> bool:
         return not self.environment.healed and self.environment.rng.random() < LETTERS_FAIL

@@ -1,18 +1,19 @@
 """One `process` of a simulated user: handlers in parallel, in the order of each lane (docs/process.md).
 
 Processing, of the shipped client, decides which message is handled next and what an answer does. This file stands for
-the threads around it: one receives by a consume, workers handle messages, and one looks for partitions that move.
+the threads around it: one receives by a consume, workers handle messages or lists of them, and one looks for partitions
+that move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.message import Message, claim_of
-from marshal_py.client.process.processing import LOOK_S, SHUT_S, Processing
+from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing
 from marshal_py.client.process.settings import Settings, check_settings
 from marshal_py.client.receive.consuming import Consuming, Reader
 from marshal_py.client.receive.membership import Membership
@@ -33,12 +34,15 @@ ORDERS: Final[tuple[Order | None, ...]] = ("key", "key", "key", "partition", Non
 UNKEYED: Final[tuple[Unkeyed, ...]] = ("parallel", "ordered")
 AFTER_DEAD_LETTER: Final[tuple[AfterDeadLetter, ...]] = ("continue", "key")
 WINDOWS: Final = (4, 40, 4_000)  # offsets in work
+BATCHES: Final = (None, 3, None, 6)  # by the number of the process
+BATCH_WAIT_S: Final = 0.005  # short: where max_acks_pending is lower than a list is long, each list waits for it
 PENDING_MAX: Final = 12  # messages that a consume has asked for
 EXPIRES_S: Final = 30.0
 LOOKS_PER_TIMEOUT: Final = 8  # looks within the handler timeout where nothing moves
 RETRIES: Final = 0.15  # the share of handlers that ask for another try
 REJECTS: Final = 0.03  # of those that end their message
 FAILURES: Final = 0.004  # of those whose error ends the `process`
+RAISES: Final = 0.1  # the share of lists whose handler raises, instead of an outcome per message
 ENDS: Final = 0.01  # the share of messages at which the user ends the `process`, half of the time by a drain
 RETRY_INTERVALS: Final = 3  # the longest delay that a handler names: longer than a hand-over waits for its handlers
 
@@ -82,7 +86,10 @@ def draw_settings(environment: ClientEnvironment, number: int, driver: ConsumerD
     if after == "key":
         evidence.follows.add(number)
     name, options = driver.member.name, driver.options
-    return check_settings(name, options, workers, order, None, unkeyed, None, Exception, after, window)
+    batch = BATCHES[number % len(BATCHES)]
+    return check_settings(
+        name, options, workers, order, None, unkeyed, None, Exception, after, window, batch, BATCH_WAIT_S
+    )
 
 
 def _lane_of(order: Order | None, unkeyed: Unkeyed) -> Callable[[int], Hashable]:
@@ -108,11 +115,11 @@ class Handling:
         receiving: Receiving,
         front: Front,
         settings: Settings,
-        handle: Callable[[AnyMessage], None],
+        handle: Callable[[list[AnyMessage]], None],
         received: Callable[[MarshalError | None], None],
         ended: Callable[[MarshalError | None], None],
     ) -> None:
-        """`handle(message)` begins the handler of a message whose gate is open.
+        """`handle(messages)` begins the handler of messages whose gates are open: of one, except with `batch`.
 
         `received(error)` is called when nothing comes any more, `ended(error)` when the last handler has returned, too.
         """
@@ -126,7 +133,7 @@ class Handling:
         self._consume = Consume(membership, receiving.queue, demand, self._processing.take, "nak")
         self._call: Call | None = None  # of the consume, while the user has what it reserved
         self._messages: Iterator[AnyMessage] = iter(())
-        self._working: dict[int, AnyMessage] = {}  # by id: handlers have them
+        self._working: list[list[AnyMessage]] = []  # what each handler has
         self._phases: dict[int, ClaimPhase] = {}  # by epoch, as they were when this looked
         self._taking = self._stopped = self._tries_again = self._received = self._over = False
         self._error: MarshalError | None = None
@@ -183,25 +190,46 @@ class Handling:
     def work(self) -> None:
         """Begins handlers, as many as there are workers for. One whose handler hangs is replaced with its claim."""
         while len(self._held()) < self._settings.workers:
-            message, shut = self._processing.begin()
-            if message is None:
-                if shut and not self._tries_again:
+            messages, wait_s = self._next()
+            if not messages:
+                if 0 < wait_s < IDLE_S and not self._tries_again:
                     self._tries_again = True
-                    self._environment.schedule(round(SHUT_S * 1000), self._process, self._try_again)
+                    self._environment.schedule(max(1, round(wait_s * 1000)), self._process, self._try_again)
                 return
-            self._working[id(message)] = message
-            self._handle(message)
+            self._working.append(messages)
+            self._handle(messages)
 
-    def _held(self) -> list[AnyMessage]:
+    def _next(self) -> tuple[list[AnyMessage], float]:
+        """Returns the messages of the next handler, and without any after how many seconds to ask again."""
+        processing = self._processing
+        if self._settings.batch is None:
+            message, shut = processing.begin()
+            return [] if message is None else [message], SHUT_S if shut else 0.0
+        while True:
+            with processing.changed:
+                wait_s = IDLE_S if processing.over else processing.batch_due_s()
+            if wait_s:
+                return [], wait_s
+            batch, shut = processing.begin_batch()
+            if batch or shut:
+                return batch, SHUT_S
+
+    def _held(self) -> list[list[AnyMessage]]:
         """Returns what handlers have under claims that are not lost."""
-        return [message for message in self._working.values() if not claim_of(message).sealed]
+        return [messages for messages in self._working if not all(claim_of(one).sealed for one in messages)]
 
     def _try_again(self, _: None) -> None:
         self._tries_again = False
         self._process.ran()  # which lets the workers look
 
-    def draw_answer(self) -> Answer:
-        """Draws what the next handler does. Once all is healed it returns."""
+    def draw_answers(self, count: int) -> list[Answer]:
+        """Draws what the next handler says of each of its messages. If it raises, that is for all of them."""
+        raises = self._settings.batch is not None and self._environment.rng.random() < RAISES
+        answers = [self._draw_answer() for _ in range(1 if raises else count)] * (count if raises else 1)
+        return next(([one] * count for one in answers if one.fails), answers)
+
+    def _draw_answer(self) -> Answer:
+        """Draws one. Once all is healed handlers return."""
         environment = self._environment
         draw = 1.0 if environment.healed else environment.rng.random()
         if draw < FAILURES:
@@ -213,14 +241,20 @@ class Handling:
             return Answer(Retry(after_s=delay_ms / 1000), delay_ms)
         return Answer()
 
-    def settle(self, message: AnyMessage, answer: Answer) -> None:
-        """Ends the handler of a message, which does what `answer` says."""
-        if answer.fails:
-            self._processing.give_back(message)
-            self._processing.fail(RuntimeError("a handler failed"))
-        else:
-            self._processing.settle(message, answer.error)
-        del self._working[id(message)]
+    def settle(self, messages: Sequence[AnyMessage], answers: Sequence[Answer]) -> None:
+        """Ends a handler, which does what the answers say."""
+        processing, fails = self._processing, answers[0].fails
+        if fails:
+            for message in messages:
+                processing.give_back(message)
+            processing.fail(RuntimeError("a handler failed"))
+        if self._settings.batch is not None and fails:
+            processing.batch_ended()
+        elif self._settings.batch is not None:
+            processing.settle_batch(messages, [answer.error for answer in answers], None)
+        elif not fails:
+            processing.settle(messages[0], answers[0].error)
+        self._working = [one for one in self._working if one[0] is not messages[0]]
         self._look() if self._processing.over else self.work()
 
     # --- the thread that looks

@@ -9,7 +9,7 @@ the auditor reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, Final
 
 from marshal_py.client.delivery.buffers import Reserved
@@ -23,7 +23,7 @@ from marshal_py.client.values.requests import check_consume, check_fetch
 from marshal_py.errors import MarshalError
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_sim.cluster.busy_loops import BusyLoop
-from marshal_sim.cluster.calls import HandlerCall, OtherCalls
+from marshal_sim.cluster.calls import HandlerCall, OtherCalls, Together
 from marshal_sim.cluster.environment import ClientEnvironment
 from marshal_sim.cluster.faults import spread
 from marshal_sim.cluster.front import WAITS_AT_ONCE_MAX, Call, Front
@@ -68,13 +68,13 @@ class User:
         self._at_most_once: bool = self._receiving.queue.at_most_once
         self.running: dict[int, HandlerCall] = {}
         self.letters: list[tuple[DeadLetter, Letter]] = []  # posted, and not known to be written
-        self._number = 0
+        self._number = self._lists = 0
         self._messages: Iterator[Message[Any, Any]] | None = None  # of the present reservation
         self.held: HandlerCall | None = None  # taken, and its handler has not begun
         self._iteration: Call | None = None
         self._began = self._in_call = self._going = self.over = False
         self._finished_since: list[Delivery] = []  # in at-most-once mode, since he last asked for more
-        self._answering: HandlerCall | None = None  # whose handler answers just now
+        self._answering: dict[tuple[int, int], HandlerCall] = {}  # whose handlers answer just now: by epoch and offset
         self._others: OtherCalls | None = None
         if environment.calls:
             self._others = OtherCalls(environment, process, driver, ending, front)
@@ -161,8 +161,8 @@ class User:
         """Begins a `process`. One that ends is followed by another, as a program does after an error."""
         environment, handling = self.environment, None
 
-        def handle(message: Message[Any, Any]) -> None:
-            self._take(message, handling)
+        def handle(messages: list[Message[Any, Any]]) -> None:
+            self._take(messages, handling)
 
         self._handling = handling = Handling(
             environment,
@@ -220,7 +220,7 @@ class User:
                 self._messages = None
             else:
                 empty = 0
-                self._take(message)
+                self._take([message])
         self._going = False
 
     def _busy(self) -> bool:
@@ -261,26 +261,28 @@ class User:
         if spans and spans[-1].until_ms < 0:
             spans[-1].until_ms = self.environment.now_ms
 
-    def _take(self, message: Message[Any, Any], of: Handling | None = None) -> None:
-        """Begins the handler of a message. The process may be stopped before, since the gate was looked at."""
-        faults, call = self.environment.network_faults, HandlerCall(message, self._delivery_of(message), of)
+    def _take(self, messages: list[Message[Any, Any]], of: Handling | None = None) -> None:
+        """Begins a handler. The process may be stopped before, since the gate was looked at."""
+        faults, together = self.environment.network_faults, Together()
+        calls = together.calls = [HandlerCall(one, self._delivery_of(one), of, together) for one in messages]
+        together.left = len(calls)
         if thread_ms := faults.thread_ms():
-            self._hold(call)
-            self.environment.schedule(thread_ms, self.process, self._take_late, call)
+            self._hold(calls[0])
+            self.environment.schedule(thread_ms, self.process, self._take_late, calls)
         elif held_ms := faults.gate_ms():
-            self._hold(call)
-            self.process.held_steps.appendleft((self._take_late, call))
+            self._hold(calls[0])
+            self.process.held_steps.appendleft((self._take_late, calls))
             self.process.freeze(held_ms)
         else:
-            self._begin_handler(call)
+            self._begin_handlers(calls)
 
     def _hold(self, call: HandlerCall) -> None:
         if call.of is None:  # of the thread that receives; a `process` has others
             self.held = call
 
-    def _take_late(self, call: HandlerCall) -> None:
-        self.held = None if call.of is None else self.held
-        self._begin_handler(call)
+    def _take_late(self, calls: list[HandlerCall]) -> None:
+        self.held = None if calls[0].of is None else self.held
+        self._begin_handlers(calls)
         self.go_on()
         self.process.ran()
 
@@ -301,6 +303,13 @@ class User:
             now_ms,
             now_ms,
         )
+
+    def _begin_handlers(self, calls: list[HandlerCall]) -> None:
+        if len(calls) > 1:
+            self._lists += 1
+        for call in calls:
+            call.delivery.together = self._lists if len(calls) > 1 else 0
+            self._begin_handler(call)
 
     def _begin_handler(self, call: HandlerCall) -> None:
         """Notes a delivery, and begins its handler."""
@@ -326,10 +335,12 @@ class User:
         """Ends a handler, which answers."""
         self.environment.events += 1
         call = self.running.pop(number)
-        if call.of is not None:
-            self._settle(call, call.of)
-        else:
+        if call.of is None or call.together is None:
             self._answer(call)
+        elif call.together.left > 1:
+            call.together.left -= 1  # its handler works on the others of its list
+        else:
+            self._settle(call.together.calls, call.of)
         self.front.poke()
         self.go_on()
         self.process.ran()
@@ -351,39 +362,44 @@ class User:
                 message.ack()
             return
         delay_ms = spread(environment.rng, 1, DELAY_INTERVALS * self._options.interval_ms)
-        self._answering = call
+        self._answering = {(delivery.epoch, delivery.offset): call}
         if message is not None and draw < TERMS:
             message.term("no order")
         elif message is not None:
             message.nak(delay_ms / 1000)
-        if self._answering is not None:  # no letter takes its place
+        if self._answering:  # no letter takes its place
             delivery.give_back(environment.now_ms, delay_ms)
-        self._answering = None
+        self._answering = {}
 
-    def _settle(self, call: HandlerCall, handling: Handling) -> None:
-        """Ends a handler of a `process`, which answers for it."""
-        delivery, message, answer = call.delivery, call.message, handling.draw_answer()
-        assert message is not None
-        if answer.error is None and not answer.fails:
-            delivery.finish(self.environment.now_ms)
-            if claim_of(message).sealed:
+    def _settle(self, calls: list[HandlerCall], handling: Handling) -> None:
+        """Ends a handler of a `process`, which answers for it. What is behind a message that comes again, in its lane,
+        comes again, too."""
+        answers, now_ms = handling.draw_answers(len(calls)), self.environment.now_ms
+        lane_of = self.environment.evidence.lanes.get(self.process.number)  # None: of a topic that is gone
+        messages = [call.message for call in calls if call.message is not None]
+        late = [claim_of(message).sealed for message in messages]
+        self._answering = {(call.delivery.epoch, call.delivery.offset): call for call in calls}
+        handling.settle(messages, answers)
+        again: set[tuple[int, Hashable]] = set()
+        for call, answer, was_late in zip(calls, answers, late, strict=True):
+            delivery = call.delivery
+            name = None if lane_of is None else lane_of(delivery.offset)
+            lane = delivery.epoch, (delivery.offset, None) if name is None else name
+            if self._answering.pop((delivery.epoch, delivery.offset), None) is None:
+                continue  # a letter takes its place
+            if answer.error is not None or answer.fails or lane in again:
+                delivery.give_back(now_ms, 0 if lane in again else answer.delay_ms)
+                again.add(lane)
+                continue
+            delivery.finish(now_ms)
+            if was_late:
                 delivery.ack_was_late()
-            handling.settle(message, answer)
-            return
-        self._answering = call
-        handling.settle(message, answer)
-        if self._answering is not None:  # no letter takes its place
-            delivery.give_back(self.environment.now_ms, answer.delay_ms)
-        self._answering = None
 
     # --- dead letters
 
     def posted(self, letter: Letter) -> None:
         """Notes a letter that is on its way, and whose handler has ended the message, if one has."""
-        call = self._answering
-        if call is not None and (call.delivery.epoch, call.delivery.offset) != (letter.claim.epoch, letter.offset):
-            call = None  # of another message of the same `process`
-        self._answering = None if call is not None else self._answering
+        call = self._answering.pop((letter.claim.epoch, letter.offset), None)  # None: of another one of a `process`
         key = (self._member.name, letter.claim.tp.topic, letter.claim.tp.partition)
         note = DeadLetter(key, self.process.number, letter.claim.epoch, letter.offset)
         note.delivery = None if call is None else call.delivery

@@ -71,6 +71,7 @@ class Delivery:
     `Member.may_deliver` allowed it, `read_to` how much of the log the client had read then (-1: unknown). `ack_ms` is
     when the library heard that the message is finished. `again_ms` is the earliest time of its next delivery if the
     handler gave the message back, else -1. `token` is the fencing token that the user got, "" if the run has none.
+    `together`: the number of the list in which its handler got it, 0 if alone.
     """
 
     __slots__ = (
@@ -87,6 +88,7 @@ class Delivery:
         "offset",
         "partition",
         "read_to",
+        "together",
         "token",
         "topic",
     )
@@ -125,6 +127,7 @@ class Delivery:
         self.again_ms: float = -1
         self.token: str = token
         self.inherited: bool = False
+        self.together: int = 0
 
     @property
     def key(self) -> Key:
@@ -156,7 +159,7 @@ class Delivery:
             self.gate_ms,
             self.begin_ms,
         )
-        born.inherited = True
+        born.inherited, born.together = True, self.together
         return born
 
 

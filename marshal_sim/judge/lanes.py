@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from marshal_sim.judge.claims import claim_of
@@ -28,7 +29,8 @@ class _Lane(NamedTuple):
 
 def s26_lanes(history: History) -> Iterator[Violation]:
     """Yields each breach of S26: a handler of a `process` begins with a message only if none of its lane is in work
-    under the same claim, and all before it in the lane are finished, or became dead letters under this claim.
+    under the same claim, and all before it in the lane are finished, or became dead letters under this claim, or are
+    before it in the same list.
     """
     lanes: dict[tuple[Client, str, int, Hashable], _Lane] = {}
     finished = ended_ms(history) if history.evidence.lanes else {}
@@ -52,22 +54,24 @@ def s26_lanes(history: History) -> Iterator[Violation]:
             mine = deque(at for at in after if named(at) == name)
             lane = lanes[place] = _Lane([], mine)
         what = f"client {d.client} begins with {d.key} {d.offset}"
-        lane.handled[:] = [one for one in lane.handled if working(one, d.begin_ms)]
-        busy = next(iter(lane.handled), None)
+        mates = [one for one in lane.handled if d.together == one.together > 0 and one.offset < d.offset]
+        lane.handled[:] = [one for one in lane.handled if one in mates or working(one, d.begin_ms)]
+        before = {one.offset for one in mates}
+        busy = next((one for one in lane.handled if one not in mates), None)
         if busy is not None:
             yield Violation("S26", d.begin_ms, d.epoch, f"{what}, and has {busy.offset} of the same lane in work")
         lane.handled.append(d)
-        while lane.offsets and lane.offsets[0] < d.offset:
-            before = lane.offsets[0]
+        earlier = islice(lane.offsets, bisect_left(lane.offsets, d.offset))
+        for first in [at for at in earlier if at not in before]:
             if not (
-                0 <= finished.get((d.key, claim.generation, before), -1) <= d.begin_ms
-                or 0 <= letters.get((d.key, d.epoch, before), -1) <= d.begin_ms
-                or _reported(claim, before)
-                or is_lost(history, d.key, before)
+                0 <= finished.get((d.key, claim.generation, first), -1) <= d.begin_ms
+                or 0 <= letters.get((d.key, d.epoch, first), -1) <= d.begin_ms
+                or _reported(claim, first)
+                or is_lost(history, d.key, first)
             ):
-                yield Violation("S26", d.begin_ms, d.epoch, f"{what}, and {before} of the same lane comes first")
+                yield Violation("S26", d.begin_ms, d.epoch, f"{what}, and {first} of the same lane comes first")
                 break
-            lane.offsets.popleft()
+            lane.offsets.remove(first)
 
 
 def _reported(claim: ClaimSpan, offset: int) -> bool:

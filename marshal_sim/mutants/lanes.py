@@ -6,13 +6,14 @@ function says how it behaves with the bug.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from marshal_py.client.messages.message import claim_of
 from marshal_py.client.process import processing
 from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
 from marshal_py.client.process.processing import Processing
+from marshal_py.client.process.settings import outcomes_of
 from marshal_py.protocol.claims.delivery import OffsetRun
 
 Patch = tuple[Any, str, Any]
@@ -96,6 +97,21 @@ def k10() -> list[Patch]:
     return [(Processing, "_silent_since_ms", since_one_hangs)]
 
 
+def k11() -> list[Patch]:
+    def of_all(result: object, count: int) -> Sequence[BaseException | None]:
+        outcomes = outcomes_of(result, count)
+        return [next((one for one in outcomes if one is not None), None)] * count
+
+    return [(processing, "outcomes_of", of_all)]
+
+
+def k12() -> list[Patch]:
+    def of_the_first(result: object, count: int) -> Sequence[BaseException | None]:
+        return [*outcomes_of(result, count)[:1], *[None] * (count - 1)]
+
+    return [(processing, "outcomes_of", of_the_first)]
+
+
 # Name, what it does wrong, the bug, the faults that make it likely to show, and other options.
 _LANES: Final = {"mode": 1, "rate": 60, "intervals": 12}
 PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...], dict[str, Any]], ...]] = (
@@ -109,4 +125,6 @@ PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...],
     ("K8", "a handler begins with what its user has paused", k8, ("lanes", "calls"), _LANES),
     ("K9", "a handler that has lost its claim holds up its lane", k9, ("lanes", "stuck_handler", "calls"), _LANES),
     ("K10", "one silent handler has all that waits given up", k10, ("lanes", "stuck_handler"), _LANES),
+    ("K11", "one failure fails the rest of its list", k11, ("lanes",), _LANES),
+    ("K12", "what a handler says of the others of a list is lost", k12, ("lanes",), _LANES),
 )

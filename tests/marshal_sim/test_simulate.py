@@ -227,7 +227,7 @@ def test_handlers_in_parallel_keep_the_order_of_each_lane(part: int) -> None:
     runs = [simulate(seed, Options(lanes=1, calls=seed % 2, answers=seed % 3 % 2)) for seed in range(12 // part)]
     runs += [simulate(seed, Options(kinds=moves, mode=AT_LEAST_ONCE)) for seed in range(8 // part)]
     assert not {run.seed: run.violations[:2] for run in runs if run.violations}
-    assert sum(run.counted["S26"] for run in runs) > 2_500 // part
+    assert sum(run.counted["S26"] for run in runs) > 2_000 // part
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -730,7 +730,7 @@ def test_a_delivery_of_what_the_owner_gives_up_is_found() -> None:
 def test_a_lane_that_is_out_of_order_is_found() -> None:
     """S26: the messages at even offsets are one lane, the others are on their own."""
 
-    def judged(*given: tuple[int, int, int], lost: int = -1, silent: int = -1) -> set[str]:
+    def judged(*given: tuple[int, int, int], lost: int = -1, silent: int = -1, together: int = 0) -> set[str]:
         """`given`: offset, begin and end of each delivery. `lost`: a dead letter. `silent`: given up as silent."""
         built = EvidenceBuilder()
         built.evidence.lanes[0] = lambda offset: None if offset % 2 else "even"
@@ -738,6 +738,8 @@ def test_a_lane_that_is_out_of_order_is_found() -> None:
         built.evidence.handler_intervals = 1
         for delivery in given:
             built.deliver(*delivery)
+        for one in built.evidence.deliveries[-together:] if together else ():
+            one.together = 1
         if lost >= 0:
             built.evidence.letters.append(DeadLetter((GROUP, "t", 0), 0, built.epoch, lost))
         if silent >= 0:
@@ -748,6 +750,9 @@ def test_a_lane_that_is_out_of_order_is_found() -> None:
     assert judged((0, 5, 7), (1, 5, 9), (3, 6, 7), (2, 7, 9), (4, 9, 10)) == set()
     assert judged((0, 5, 9), (2, 7, 8)) == {"S26"}, "two at once"
     assert judged((2, 5, 6)) == judged((0, 5, 6), (4, 7, 8)) == {"S26"}, "not in order"
+    assert judged((0, 5, 9), (2, 5, 9), (4, 5, 9), together=3) == set(), "one list"
+    assert judged((0, 5, 9), (2, 5, 9), (4, 5, 9), together=2) == {"S26"}, "the first one is in another list"
+    assert judged((0, 5, 9), (4, 5, 9), together=2) == {"S26"}, "one is left out"
     assert judged((1, 5, 6), lost=1) == set()
     assert judged((1, 5, 6), lost=3) == {"S26"}, "no handler had it"
     assert judged((1, 5, -1), silent=1) == set()
@@ -912,7 +917,7 @@ QUICK = (
     "C28",
     "C29",
     "P7",
-    *(f"K{number}" for number in range(1, 11)),
+    *(f"K{number}" for number in range(1, 13)),
 )
 
 
@@ -975,13 +980,15 @@ SKIPPED = {
     "D3": 3,
     "P4": 29,
     "P7": 1,
-    "K2": 4,
+    "K2": 19,
     "K3": 2,
-    "K4": 7,
-    "K5": 1,
-    "K7": 2,
-    "K9": 5,
+    "K4": 21,
+    "K5": 2,
+    "K7": 6,
+    "K9": 6,
     "K10": 1,
+    "K11": 6,
+    "K12": 6,
 }
 
 
@@ -1003,7 +1010,7 @@ def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
     others |= {"R1", "R2", "R3", "R4", "R5", "L1", "L2", "L3", "P1", "P2", "P3", "P4", "P5", "P6"}
     others |= {"P7", "W1", "W2", "O1", "O2"}
     others |= {"U1", "U2", "U3"}
-    others |= {f"C{n}" for n in range(1, 30)} | {f"K{n}" for n in range(1, 11)}
+    others |= {f"C{n}" for n in range(1, 30)} | {f"K{n}" for n in range(1, 13)}
     assert set(MUTANTS) - wanted == others
     assert wanted - set(MUTANTS) == set(COUNTED) == {"X3", "X12"}
 
