@@ -32,17 +32,18 @@ from marshal_py.transport.ports import LogRecord
 EXAMPLE: Final = output.example("marshal explain billing orders:0 --json")
 
 
-class Owner(Struct, frozen=True):
-    """A session, and its consumer."""
+class Consumer(Struct, frozen=True):
+    """A session, and the client id of its consumer."""
 
     session: int
     client_id: str
 
 
 class PartitionStanding(Struct, frozen=True):
-    """The state of a partition. `parked`: why nobody may own it."""
+    """The state of a partition. `owner`: the client id of `session`. `parked`: why nobody may own it."""
 
-    owner: Owner | None
+    owner: str | None
+    session: int | None
     epoch: int | None
     position: int | None
     generation: int
@@ -95,8 +96,8 @@ class GroupChange(Struct, frozen=True):
     group: str
     from_offset: int
     to_offset: int
-    joined: list[Owner]
-    ended: list[Owner]
+    joined: list[Consumer]
+    ended: list[Consumer]
     partitions: list[Changed]
     settings: dict[str, dict[str, Any]]
     records: dict[str, int]
@@ -263,8 +264,8 @@ def _diff(options: ReadOptions, group: str, earlier: Cut, later: Cut) -> None:
                 group=group,
                 from_offset=found.from_offset,
                 to_offset=found.to_offset,
-                joined=[Owner(session, name) for session, name in found.joined],
-                ended=[Owner(session, name) for session, name in found.ended],
+                joined=[Consumer(session, name) for session, name in found.joined],
+                ended=[Consumer(session, name) for session, name in found.ended],
                 partitions=[
                     Changed(tp.topic, tp.partition, _standing(old), _standing(new))
                     for tp, (old, new) in found.partitions.items()
@@ -409,7 +410,8 @@ def _check_end(cut: Cut, newest: int) -> None:
 
 def _standing(standing: Standing) -> PartitionStanding:
     return PartitionStanding(
-        owner=Owner(standing.owner, standing.client_id) if standing.owner != NONE else None,
+        owner=standing.client_id if standing.owner != NONE else None,
+        session=number_or_none(standing.owner),
         epoch=number_or_none(standing.epoch),
         position=number_or_none(standing.position),
         generation=standing.generation,

@@ -18,13 +18,13 @@ Outcome = Literal["dry_run", "too_short", "already_there", "self_audit", "confir
 
 
 class Kept(Struct, frozen=True):
-    """A log from its `first` offset to its `end`. `sessions`: the client ids of live ones. `snapshot`, `older`: the
+    """A log from its `first` offset to its `end`. `clients`: the ids of live ones. `snapshot`, `older`: the
     offsets of the newest two. `deleted_before`: with --truncate."""
 
     log: int
     first: int
     end: int
-    sessions: list[str]
+    clients: list[str]
     outcome: Outcome
     snapshot: int | None
     older: int | None
@@ -95,7 +95,7 @@ def _one(logs: Logs, connection: LogConnection, truncate: bool, kept_s: float, w
         log=kept.log,
         first=kept.first,
         end=kept.end,
-        sessions=list(kept.sessions),
+        clients=list(kept.sessions),
         outcome="dry_run" if dry_run else _outcome(written),
         snapshot=number_or_none(connection.wanted if dry_run and connection.wanted else kept.newest),
         older=number_or_none(kept.older),

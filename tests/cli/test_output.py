@@ -103,15 +103,15 @@ def test_partitions_that_follow_each_other_are_a_range() -> None:
 
 
 def test_csv_has_every_field() -> None:
-    rows = [PositionInfo("orders", 0, None, 1, 7, 'a "reason"'), PositionInfo("orders", 1, 5, 0, None, None)]
+    rows = [PositionInfo("orders", 0, None, 1, "a", 7, 'why "so"'), PositionInfo("orders", 1, 5, 0, None, None, None)]
     with redirect_stdout(io.StringIO()) as shown:
         output.print_csv(rows)
         output.print_csv([{"claims": ("orders:0", "orders:1"), "paused": True, "topics": {"a": 1}}])
     found = list(csv.reader(shown.getvalue().splitlines()))
     assert found == [
-        ["topic", "partition", "position", "generation", "owner", "parked"],
-        ["orders", "0", "", "1", "7", 'a "reason"'],
-        ["orders", "1", "5", "0", "", ""],
+        ["topic", "partition", "position", "generation", "owner", "session", "parked"],
+        ["orders", "0", "", "1", "a", "7", 'why "so"'],
+        ["orders", "1", "5", "0", "", "", ""],
         ["claims", "paused", "topics"],
         ["orders:0 orders:1", "true", '{"a": 1}'],
     ]

@@ -50,7 +50,7 @@ def test_write_down(shell: Shell, broker: Broker) -> None:
     assert (dry["outcome"], dry["snapshot"], dry["end"]) == ("dry_run", before // 16 * 16, before)
     assert end(broker, 1) == before
     (row,) = shell.json("snapshot", "--log", "1")
-    assert (row["outcome"], row["snapshot"], row["sessions"]) == ("self_audit", dry["snapshot"], [])
+    assert (row["outcome"], row["snapshot"], row["clients"]) == ("self_audit", dry["snapshot"], [])
     assert row["state_bytes"] > 0
     assert end(broker, 1) == before + 2, "a chunk and its witness"
     both = shell.json("snapshot")

@@ -395,7 +395,7 @@ def test_a_client_that_may_not_delete_leaves_truncation_to_an_admin(
         assert "the deletion of its records is refused" in lesser.stderr
         assert marshal._context.admin.bounds([log])[log].first == 0
         (row,) = admin_user.json(*truncate, asks=True)
-        assert row["sessions"] == ["lesser"]
+        assert row["clients"] == ["lesser"]
         assert marshal._context.admin.bounds([log])[log].first == row["deleted_before"] > 0
         assert len(refused()) == 1
         assert not consumer.cached_info().closed

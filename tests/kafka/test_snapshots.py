@@ -141,7 +141,7 @@ def test_by_hand_under_a_running_consumer(log: CoordinationLog, topic: TopicFact
         until(lambda: len(consumer.cached_info().claims) == 1, "the consumer owns it")
         log.grow(100)
         (first,) = log.commands.json("snapshot", "--log", "0")
-        assert (first["outcome"], first["sessions"], first["deleted_before"]) == ("confirmed", ["a"], None)
+        assert (first["outcome"], first["clients"], first["deleted_before"]) == ("confirmed", ["a"], None)
         log.grow(100)
         at = first["snapshot"]
 

@@ -82,15 +82,16 @@ class PositionInfo(Struct, frozen=True):
 
     `position`: the lowest offset that is not finished; None until the partition has an owner or a position was set.
     `generation`: how often the position was set or forgotten, as by `seek`, `Group.set_position` and a topic that was
-    created again. `owner`: the session that owns the partition; None if nobody does. `parked`: why nobody may own it;
-    None if somebody may.
+    created again. `owner`: the client id of the `session` that owns the partition; None if nobody does. `parked`: why
+    nobody may own it; None if somebody may.
     """
 
     topic: str
     partition: int
     position: int | None
     generation: int
-    owner: int | None
+    owner: str | None
+    session: int | None
     parked: str | None
 
 

@@ -194,7 +194,8 @@ def info(
                 partition=p.tp.partition,
                 position=p.position if p.position != NONE else None,
                 generation=p.generation,
-                owner=p.owner if p.owner != NONE else None,
+                owner=group.sessions[p.owner].join.client_id if p.owner != NONE else None,
+                session=p.owner if p.owner != NONE else None,
                 parked=p.parked or None,
             )
             for p in sorted(existing(group).values(), key=lambda p: p.tp)
