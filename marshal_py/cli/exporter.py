@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Annotated, Final, Literal
 
@@ -15,6 +16,7 @@ from marshal_py.cli.documents import prints
 from marshal_py.cli.options import CommonOptions, command
 from marshal_py.client.exporter import LOOPBACK
 
+SWITCH_S: Final = 0.0005  # Python's 5 ms, some ten times per request, would add up while a refresh runs
 EXAMPLE: Final = output.example("marshal exporter --port 9101 --host 0.0.0.0")
 
 
@@ -57,6 +59,7 @@ def exporter(
     /metrics is for Prometheus, /healthz for a probe (200 while this process works), /keda/GROUP for the scaler
     metrics-api of KEDA: 503 if figures are older than a minute or the lag is not known, so that KEDA holds the scale.
     """
+    sys.setswitchinterval(SWITCH_S)
     watch = Watch(options.observer)
     with output.until_interrupted(), GroupsExporter(watch, port, host, names, granularity, cluster_name) as serving:
         url = f"http://{host}:{serving.port}/metrics"

@@ -7,8 +7,8 @@ second and is 0 after a minute.
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Final, NamedTuple
+from array import array
+from typing import Final
 
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, Partition
@@ -19,18 +19,13 @@ WINDOW_MS: Final = 60_000  # long enough to even out batches, short enough to be
 SAMPLE_MS: Final = 250  # samples are this far apart, because in at-most-once mode there are thousands of grants
 
 
-class _Sample(NamedTuple):
-    time_ms: int
-    position: int
-    generation: int
-
-
 class ConsumptionRate:
     """Computes the rates of one log's partitions, from samples that are at least `sample_ms` apart."""
 
     def __init__(self, sample_ms: int = SAMPLE_MS) -> None:
         self._sample_ms = sample_ms
-        self._samples: dict[tuple[str, TopicPartition], deque[_Sample]] = {}
+        # Time, position and generation of each sample in turn: there may be thousands of partitions.
+        self._samples: dict[tuple[str, TopicPartition], array[int]] = {}
         self._last: dict[tuple[str, TopicPartition], tuple[int, int]] = {}  # generation and position
         self._moved_ms: dict[str, int] = {}  # by group
 
@@ -58,14 +53,14 @@ class ConsumptionRate:
         if before[0] == now[0] and before[1] < now[1]:
             self._moved_ms[group.name] = time_ms
         self._last[key] = now
-        kept = self._samples.setdefault(key, deque())
-        if kept and kept[-1].generation != partition.generation:
-            kept.clear()
-        if len(kept) > 1 and time_ms - kept[-2].time_ms < self._sample_ms:
-            kept.pop()
-        kept.append(_Sample(time_ms, partition.position, partition.generation))
-        while kept[0].time_ms < time_ms - WINDOW_MS:
-            kept.popleft()
+        kept = self._samples.setdefault(key, array("q"))
+        if kept and kept[-1] != partition.generation:
+            del kept[:]
+        if len(kept) > 3 and time_ms - kept[-6] < self._sample_ms:
+            del kept[-3:]
+        kept.extend((time_ms, partition.position, partition.generation))
+        while kept[0] < time_ms - WINDOW_MS:
+            del kept[:3]
 
     def moved_ms(self, group: str) -> int | None:
         """Returns the newest record's time, in ms since 1970, by which consumers moved a position of the group forward;
@@ -74,8 +69,8 @@ class ConsumptionRate:
 
     def per_second(self, group: str, tp: TopicPartition, now_ms: int) -> float:
         """Returns messages per second over the last WINDOW_MS; 0 if the position did not move. `now_ms` never falls."""
-        kept = self._samples.get((group, tp), deque())
-        while kept and kept[0].time_ms < now_ms - WINDOW_MS:
-            kept.popleft()
-        elapsed_ms = max(now_ms, kept[-1].time_ms) - kept[0].time_ms if len(kept) > 1 else 0
-        return 1000 * (kept[-1].position - kept[0].position) / elapsed_ms if elapsed_ms > 0 else 0.0
+        kept = self._samples.get((group, tp), array("q"))
+        while kept and kept[0] < now_ms - WINDOW_MS:
+            del kept[:3]
+        elapsed_ms = max(now_ms, kept[-3]) - kept[0] if len(kept) > 3 else 0
+        return 1000 * (kept[-2] - kept[1]) / elapsed_ms if elapsed_ms > 0 else 0.0

@@ -308,58 +308,49 @@ DIALECTS: Final = {
 }
 
 
-class _Page:
-    """The lines of a page, by metric."""
-
-    def __init__(self) -> None:
-        self._lines: dict[str, tuple[Family, list[str]]] = {}
-
-    def add(self, families: tuple[Family, ...], labels: str, subject: Any) -> None:
-        for family in families:
-            found = family.value(subject)
-            name = f"{family.name}_total" if family.kind == "counter" else family.name
-            lines = self._lines.setdefault(name, (family, []))[1]
-            if isinstance(found, int | float):
-                lines.append(f"{name}{{{labels}}} {found if isinstance(found, int) else round(found, 3)}")
-            elif found is not None:
-                for suffix, more, value in found:
-                    if value is not None:
-                        figure = value if isinstance(value, int) else round(value, 3)
-                        lines.append(f"{name}{suffix}{{{labels}{',' if more else ''}{more}}} {figure}")
-
-    def text(self) -> bytes:
-        """Returns the page. It forgets the lines as it goes: there may be megabytes."""
-        pieces = []
-        for name, (family, lines) in self._lines.items():
-            if lines:
-                head = f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n"
-                pieces.append((head + "\n".join(lines) + "\n").encode())
-                lines.clear()
-        return b"".join(pieces)
-
-
 def page(groups: Iterable[Shown], names: str = "marshal", granularity: str = "partition", cluster: str = "") -> bytes:
     """Returns the text. `names`: of DIALECTS; `granularity`: of GRANULARITIES; `cluster`: for dialects that name it."""
-    dialect, found = DIALECTS[names], _Page()
+    dialect = DIALECTS[names]
     of_group, of_topic, of_partition = dialect.labels
     prefix = f'{dialect.cluster}="{_escaped(cluster)}",' if dialect.cluster else ""
-    ends: dict[str, PartitionHealth] = {}
+    whole: list[tuple[str, Any]] = []
+    topics: list[tuple[str, Any]] = []
+    partitions: list[tuple[str, Any]] = []
+    ends: dict[str, Any] = {}
     for shown in groups:
         group = f'{prefix}{of_group}="{_escaped(shown.health.group)}"'
-        found.add(dialect.groups, group, shown)
-        if granularity == "group":
-            continue
-        for each in _topics(shown.health):
+        whole.append((group, shown))
+        for each in _topics(shown.health) if granularity != "group" else ():
             named = f'{of_topic}="{_escaped(each.topic)}"'
-            found.add(dialect.topics, f"{group},{named}", each)
+            topics.append((f"{group},{named}", each))
             for row in each.rows if granularity == "partition" else ():
                 place = f'{named},{of_partition}="{row.partition}"'
-                found.add(dialect.partitions, f"{group},{place}{_owner_labels(row) if dialect.owner else ''}", row)
-                if dialect.ends:
-                    ends[prefix + place] = row
-    for place, row in ends.items():
-        found.add(dialect.ends, place, row)
-    return found.text()
+                partitions.append((f"{group},{place}{_owner_labels(row) if dialect.owner else ''}", row))
+                ends[prefix + place] = row
+    levels = (
+        (dialect.groups, whole),
+        (dialect.topics, topics),
+        (dialect.partitions, partitions),
+        (dialect.ends, ends.items()),
+    )
+    return b"".join([_lines(family, subjects) for families, subjects in levels for family in families])
+
+
+def _lines(family: Family, subjects: Iterable[tuple[str, Any]]) -> bytes:
+    """Returns the lines of one metric. `subjects`: with their labels."""
+    name = f"{family.name}_total" if family.kind == "counter" else family.name
+    lines = []
+    for labels, subject in subjects:
+        found = family.value(subject)
+        if isinstance(found, int | float):
+            lines.append(f"{name}{{{labels}}} {found if isinstance(found, int) else round(found, 3)}\n")
+        elif found is not None:
+            for suffix, more, value in found:
+                if value is not None:
+                    figure = value if isinstance(value, int) else round(value, 3)
+                    lines.append(f"{name}{suffix}{{{labels}{',' if more else ''}{more}}} {figure}\n")
+    head = f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n" if lines else ""
+    return (head + "".join(lines)).encode()
 
 
 def _topics(health: GroupHealth) -> Iterator[TopicRows]:
