@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.records import LAG_UNKNOWN
 
 MOMENTS_MAX: Final = 120  # of one answer: more than a picture or a line of text shows
 LOOKUPS_MAX: Final = 12_000  # moments times partitions: a broker looks up some ten thousand per second
@@ -27,10 +28,11 @@ EndsAt = Callable[[Sequence[TopicPartition], Sequence[int]], Sequence[Mapping[To
 
 
 class Sample(NamedTuple):
-    """The position of a partition at a moment, None if it had none, and the lag that its owner last wrote."""
+    """The position of a partition at a moment, None if it had none, and the lag that its owner last wrote, None if it
+    was parked for a reason that makes it unknown."""
 
     position: int | None
-    lag: int
+    lag: int | None
 
 
 class LagSeries(NamedTuple):
@@ -77,7 +79,10 @@ class PositionSampler:
         while self._next_ms < time_ms:
             self._samples.append(
                 {
-                    tp: Sample(None if part.position == NONE else part.position, part.lag)
+                    tp: Sample(
+                        None if part.position == NONE else part.position,
+                        None if part.parked in LAG_UNKNOWN else part.lag,
+                    )
                     for tp, part in group.partitions.items()
                     if tp.partition >= 0
                 }
@@ -106,7 +111,8 @@ def _position(sample: Sample | None) -> int | None:
 def _lag(
     at: int, sample: Sample | None, ends: Sequence[Mapping[TopicPartition, int]], tp: TopicPartition
 ) -> int | None:
-    if sample is None or sample.position is None:
+    """A topic's clock may be behind the log's: what was read by then is not beyond the end by its timestamps."""
+    if sample is None or sample.position is None or sample.lag is None:
         return None
     if not ends:
         return sample.lag

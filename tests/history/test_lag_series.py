@@ -9,7 +9,7 @@ from marshal_py.history.lag_series import MOMENTS_MAX, MOMENTS_MIN, EndsAt, LagS
 from marshal_py.protocol.fold.rationalizer import apply
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.protocol.wire.records import ClaimState, Heartbeat
+from marshal_py.protocol.wire.records import BEYOND_END, ClaimState, Heartbeat
 from tests.support.differential_log import GROUP, TOPIC, DifferentialLog
 
 HOUR_MS = 3_600_000
@@ -75,3 +75,14 @@ def test_a_group_without_records_in_the_period() -> None:
     series = PositionSampler(5_000, 6_000).series(book.world.groups[GROUP])
     assert (series.moments[0], series.moments[-1], set(series.positions[ZERO])) == (5_000, 6_000, {100})
     assert PositionSampler(5_000, 6_000).series(None).moments == []
+
+
+def test_the_lag_of_a_position_that_is_no_offset_of_present_messages_is_unknown() -> None:
+    book = DifferentialLog()
+    book.owner()
+    group = book.world.groups[GROUP]
+    group.partitions[ZERO].parked = BEYOND_END
+    for ends_at in (None, lambda tps, times: [dict.fromkeys(tps, 50) for _ in times]):
+        series = PositionSampler(5_000, 6_000).series(group, ends_at)
+        assert set(series.lags[ZERO]) == set(series.total) == {None}
+        assert set(series.positions[ZERO]) == {100}
