@@ -140,7 +140,7 @@ class Terminal:
 
     def keys(self, wait_s: float) -> list[str]:
         """Returns the keys that were pressed; [] after `wait_s`, when it was woken, and when the size has changed.
-        Raises EOFError if the terminal is gone."""
+        Raises KeyboardInterrupt if the terminal is gone."""
         deadline, found = time.monotonic() + wait_s, list[str]()
         while not found:
             left_s = ESCAPE_S if self._rest else max(0.0, deadline - time.monotonic())
@@ -148,7 +148,7 @@ class Terminal:
             if self._stdin in ready:
                 data = os.read(self._stdin, READ_BYTES)
                 if not data:
-                    raise EOFError
+                    raise KeyboardInterrupt  # the terminal is gone
                 found, self._rest = keys_of(self._rest + self._decode(data))
             elif not ready and self._rest:
                 found, self._rest = ["esc"], ""
