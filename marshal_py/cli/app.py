@@ -172,6 +172,8 @@ class Group(TyperGroup):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
         """Returns the commands that begin so, without importing them."""
+        if incomplete.startswith("-"):
+            return super(TyperGroup, self).shell_complete(ctx, incomplete)
         return [CompletionItem(name, help=one.help) for name, one in COMMANDS.items() if name.startswith(incomplete)]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

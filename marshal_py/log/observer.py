@@ -9,6 +9,7 @@ Genesis, no group.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
@@ -26,6 +27,7 @@ from marshal_py.protocol.wire.records import Genesis, Heartbeat, Join, Record
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import Bounds, ClusterAdmin, LogRecord, MessageReader, TopicInfo, Transport
 
+OPENED_AT_ONCE: Final = 4  # logs; to find a snapshot, a reader mostly waits for the broker
 LOOK_BACK_RECORDS: Final = 200_000  # of a log, for a question that may have no answer; they fold in 1 to 2 s
 
 T = TypeVar("T")
@@ -116,11 +118,14 @@ class Observer:
             found = {log: Bounds(each.first, min(each.end, later[log])) for log, each in found.items()}
         fresh = [log for log in found if log not in self.worlds]
         first = {} if since_ms is None else self.first_since(fresh, since_ms)
-        for log in fresh:
+
+        def begin(log: int) -> None:
             at = first.get(log)
             if at is not None and records_max is not None:
                 at = max(at, found[log].end - records_max)
             self._begin(log, found[log], back, at)
+
+        _for_each(begin, fresh)
         for record in self._records(found, exactly=until_ms is not None):
             yield self._judge(record)
 
@@ -402,3 +407,19 @@ def _told(group: str | None, advisories: Advisories, world: World, judged: Judge
     told = advisories.read(world.groups.get(verdict.group), verdict, record.timestamp_ms)
     if group is None or verdict.group == group:
         yield from told
+
+
+def _for_each(call: Callable[[int], None], logs: list[int]) -> None:
+    """Calls `call` with each log, of several in threads. Raises what the first log's call raised."""
+    if len(logs) <= 1:
+        for log in logs:
+            call(log)
+        return
+    pool = ThreadPoolExecutor(OPENED_AT_ONCE, "observer")
+    try:
+        for _ in pool.map(call, logs):
+            pass
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)  # closing the observer ends those that read
+        raise
+    pool.shutdown()

@@ -22,7 +22,7 @@ from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.records import Genesis
 from marshal_py.transport.ports import Bounds, CoordinationLog, LogRecord
 
-COLD_FOLD_RECORDS: Final = 8_192  # so many fold in some 10 ms: looking for a snapshot would not be faster
+COLD_FOLD_RECORDS: Final = 8_192  # so many fold in less than 100 ms: looking for a snapshot would hardly be faster
 WINDOW_RECORDS: Final = 4_096  # in the first window; the next windows are each WINDOW_GROWTH times as wide
 WINDOW_GROWTH: Final = 2
 WINDOW_RECORDS_MAX: Final = 65_536  # a store remembers STORED_MAX snapshots: a window should not hold more of them

@@ -42,7 +42,8 @@ def ask(shell: Shell, *words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (("e",), ["evict", "explain"]),
+        (("ev",), ["evict"]),
+        (("--v",), ["--version"]),
         (("state", "bil"), ["billing"]),
         (("state", "nobody"), []),
         (("consume", "orders", "--group", "b"), ["billing"]),
