@@ -149,6 +149,10 @@ class Examination:
         facts = {group.name: _facts(looking, log, group, study.now_ms, infos, ends) for log, group in observer.groups()}
         silent = {(name, session) for name, known in facts.items() for session in known.silent}
         yield diagnosis.of_content(groups, silent)
+        for group in groups:
+            yield from (
+                Check("held up", "warn", f"{group.name!r}: {text}") for text in looking.held_up(group, study.now_ms)
+            )
         yield from _odd_records(observer)
         logs = observer.logs_of(None)
         yield diagnosis.of_growth(

@@ -230,7 +230,10 @@ class Watch:
         stopped = overview.stopped(group, find_recreated(group, self.observer.topics), ends)
         causes = standstills(group, self._looking.facts(log, group, now_ms, stopped, gone, ends))
         held_up = self._looking.held_up(group, now_ms)
-        findings = [*diagnosis.of_group(group, infos, causes), *(Check("held up", "warn", text) for text in held_up)]
+        findings = [
+            *diagnosis.of_group(group, infos, causes),
+            *(Check("held up", "warn", f"{group.name!r}: {text}") for text in held_up),
+        ]
         return _Judgement(now_ms, group.shape, causes, tuple(findings), (*map(str, causes), *held_up))
 
 

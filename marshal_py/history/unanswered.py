@@ -28,6 +28,7 @@ class Unanswered:
         # (epoch, how far, progress above it, since when in ms since 1970)
         self._since: dict[tuple[str, TopicPartition], tuple[int, int, bytes, int]] = {}  # with messages in handlers
         self._finished: dict[tuple[str, TopicPartition], tuple[int, int, bytes, int]] = {}
+        self._stood: dict[tuple[str, TopicPartition], tuple[int, int, int]] = {}  # epoch, position, since when
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:
         """Notes what a folded record says. `group`: its group after the record. `time_ms`: its timestamp."""
@@ -47,12 +48,26 @@ class Unanswered:
             key = group.name, partition.tp
             done = handled_to(group, partition)
             now = epoch, done, partition.progress
+            stands = epoch, partition.position
+            if self._stood.get(key, (0, 0, 0))[:2] != stands:
+                self._stood[key] = *stands, time_ms
             if self._finished.get(key, (0, 0, b"", 0))[:3] != now:
                 self._finished[key] = *now, time_ms
             if not partition.in_flight:
                 self._since.pop(key, None)
             elif self._since.get(key, (0, 0, b"", 0))[:3] != now:
                 self._since[key] = *now, time_ms
+
+    def stands(self, group: Group) -> dict[TopicPartition, int]:
+        """Returns since when the position of a partition has not moved, in ms since 1970, though its owner has finished
+        messages above it. The same holds for the first record that was read."""
+        found = {}
+        for epoch, partition in group.claims.items():
+            if partition.tp.partition >= 0 and partition.progress:
+                kept = self._stood.get((group.name, partition.tp))
+                same = kept is not None and kept[:2] == (epoch, partition.position)
+                found[partition.tp] = kept[2] if kept is not None and same else self._first_ms
+        return {tp: since_ms for tp, since_ms in found.items() if since_ms}
 
     def since(self, group: Group) -> dict[TopicPartition, int]:
         """Returns since when no message of a partition was finished, in ms since 1970, where handlers have some. If it

@@ -353,7 +353,7 @@ def test_a_refusal_is_one_line_and_exit_code_1(servers: dict[str, Any], shell: S
         ("explain", "g", "--since", "1", "--at", "never"),
         ("members",),
         ("state", "g", "--lag", "--members"),
-        ("state", "--lag"),
+        ("state", "--lag", "--since", "-1h"),
         ("state", "--csv"),
         ("state", "g", "--csv", "--json"),
         ("groups", "update", "g"),

@@ -411,6 +411,33 @@ def test_a_consumer_that_handles_messages_does_not_hang(delivery: str, monkeypat
         assert f"no message of {TOPIC}:0 was finished for 1" in said(Scene(cluster, consumer), "state", monkeypatch)
 
 
+@pytest.mark.parametrize("view", ["state", "lag", "doctor"])
+@pytest.mark.parametrize("answer", ["none", "nak"])
+def test_a_message_that_is_never_finished_holds_up_its_position(
+    view: str, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others of its partition are finished, so nothing hangs; and a plain loop writes no Note of it."""
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 1)
+        consumer = _owner(cluster)
+        for number in range(40):
+            cluster.produce(TOPIC, b"%d" % number)
+            message = consumer.next(5)
+            while message is not None:
+                if message.offset:
+                    message.ack()
+                elif answer == "nak":
+                    message.nak(0.5)
+                message = consumer.next(0)
+            cluster.advance(1)
+            found = said(Scene(cluster, consumer), view, monkeypatch) if number in (2, 39) else ""
+            if number == 2:
+                assert "held up" not in found
+        times = ": that message was delivered" if answer == "nak" else ""
+        assert re.search(rf"{TOPIC}:0 is held up at 0 for [34]\d s, and later messages are finished{times}", found)
+        assert f"marshal set-position {GROUP} {TOPIC}:0 --shift-by 1" in found
+
+
 CELLS = [
     (cause, view, SCENES[cause][1][at])
     for cause in SCENES

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
+from typing import Final
 
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.overview import Stopped
@@ -20,6 +21,9 @@ from marshal_py.protocol.member.waiting import HANGS_MS, UNOWNED_MS, Facts, Stan
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Heartbeat, Note
 from marshal_py.protocol.wire.subscription import consumed
+
+STANDS_MS: Final = 30_000  # a position that stays so long, though later messages are finished
+POISON_DELIVERIES: Final = 5  # of the message at a position, as consumers count
 
 
 class Looking:
@@ -54,13 +58,29 @@ class Looking:
         return found
 
     def held_up(self, group: Group, now_ms: int) -> list[str]:
-        """Returns in words which messages hold up the positions of their partitions, as their owners have said."""
+        """Returns in words which messages hold up the positions of their partitions: as their owners have said, or
+        because they come again and again, or stay while later ones are finished."""
         found = []
+        stands = [
+            one.stands(group) for log, one in self._unanswered.items() if log in self._observer.logs_of(group.name)
+        ]
         for tp, partition in sorted(group.partitions.items()):
+            since_ms = stands[0].get(tp, now_ms) if stands else now_ms
             noted, said_ms = self._held_up.get((group.name, tp), (None, 0))
             if noted is not None and noted.session == partition.owner and partition.position <= noted.from_:
                 ago_s = max(0, now_ms - said_ms) // 1000
                 found.append(f"{tp} is held up at {noted.from_}: {noted.text} (said {ago_s} s ago)")
+            elif partition.owner in group.sessions and (
+                partition.attempts >= POISON_DELIVERIES or now_ms - since_ms >= STANDS_MS
+            ):
+                text = f"{tp} is held up at {partition.position}"
+                text += (
+                    f" for {(now_ms - since_ms) // 1000} s, and later messages are finished"
+                    if since_ms < now_ms
+                    else ""
+                )
+                text += f": that message was delivered {partition.attempts} times" if partition.attempts > 1 else ""
+                found.append(f"{text}; to skip it: marshal set-position {group.name} {tp} --shift-by 1")
         return found
 
     def causes(
