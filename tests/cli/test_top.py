@@ -15,11 +15,14 @@ from marshal_py.cli.terminal import cut
 from marshal_py.cli.top import picture
 from marshal_py.cli.top.picture import Frame
 from marshal_py.cli.top.screen import Order, Rows, Screen, Size, press, wrapped
+from marshal_py.cli.top.source import Seen, Source
 from marshal_py.client.marshal import connect
 from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.transport.clock import SystemClock
 from tests.cli.shell import MODULE, Shell, wait_until
 from tests.support.healths import health, member, partition
 from tests.support.terminal import CTRL_C, CTRL_Z, Terminal
+from tests.support.written_log import WrittenLog
 
 MARSHAL = shlex.join(MODULE)
 SMALL, LARGE = Size(80, 24), Size(200, 50)
@@ -317,3 +320,24 @@ def test_refusals(shell: Shell, billing: str) -> None:
     assert "is not in __marshal" in shell.run("top", "nobody", "--once").stderr
     assert "cannot look up times" in shell.run("top", "--once", "--at", "-5m").stderr  # an embedded broker
     assert shell.run("top", "--write", "--once", "--at", "-5m").exit_code == 2
+
+
+def test_a_picture_of_the_past_comes_once_the_cluster_is_back() -> None:
+    now_ms, seen = SystemClock().now().wall_ms, list[Seen]()
+    log = WrittenLog(now_ms)
+    log.own("billing", "one", "orders", 2)
+    source = Source(log.observer, None, now_ms)
+    source.look()
+    log.transport.connection.cut = True
+    source.at_ms = now_ms - 5_000
+
+    def show(found: Seen) -> None:
+        seen.append(found)
+        log.transport.connection.cut = False
+
+    source.start(0.01, show)
+    try:
+        wait_until(lambda: len(seen) > 1, "a picture after the one that failed")
+    finally:
+        source.close()
+    assert [bool(found.problem) for found in seen] == [True, False]

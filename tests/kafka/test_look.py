@@ -71,6 +71,8 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
         command.json("top", group, *when, "--coordination-topic", coordination)["groups"][0]
         for when in (("--at", then), ("--interval", "0.2"))
     )
+    to_come = command.json("top", group, "--at", "2099-01-01T00:00:00Z", "--coordination-topic", coordination)
+    assert "2099" not in json.dumps(to_come), "a time to come is now"
     assert (past["sessions"], past["owned"]) == (1, PARTITIONS)
     assert (now["sessions"], now["free"], now["lag"]) == (0, PARTITIONS, MESSAGES - READ)
     assert now["oldest_s"] > 0

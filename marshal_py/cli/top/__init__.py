@@ -74,10 +74,10 @@ def top(
         raise typer.BadParameter("--write changes the present, not the past")
     open_observer, times_ms = _reader(options)
     at_ms = since_of(at)
+    if times_ms is None and at_ms is not None:
+        times_ms = 0, SystemClock().now().wall_ms
     if times_ms is not None:
         at_ms = times_ms[1] if at_ms is None else min(max(at_ms, times_ms[0]), times_ms[1])
-    elif at_ms is not None:
-        times_ms = 0, SystemClock().now().wall_ms
     source = Source(open_observer, group, at_ms)
     with output.until_interrupted(live):
         source.look()

@@ -93,11 +93,13 @@ class Source:
         while not self._ended:
             began_s, cpu_s = time.monotonic(), time.thread_time()
             try:
-                show(self.look())
+                found = self.look()
             except MarshalError as error:
-                show(self.seen._replace(problem=str(error)))
+                found = self.seen._replace(problem=str(error))
+            show(found)
+            stands = self.at_ms is not None and not found.problem
             rest_s = max(began_s + interval_s - time.monotonic(), RESTS * (time.thread_time() - cpu_s))
-            self._asked.wait(None if self.at_ms is not None else max(0.0, rest_s))
+            self._asked.wait(None if stands else max(0.0, rest_s))
             self._asked.clear()
         self._watch.close()
 
