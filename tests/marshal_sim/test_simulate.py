@@ -916,6 +916,7 @@ QUICK = (
     "C27",
     "C28",
     "C29",
+    "P4",
     "P7",
     *(f"K{number}" for number in range(1, 13)),
 )
