@@ -61,24 +61,17 @@ class Looking:
         """Returns in words which messages hold up the positions of their partitions: as their owners have said, or
         because they come again and again, or stay while later ones are finished."""
         found = []
-        stands = [
-            one.stands(group) for log, one in self._unanswered.items() if log in self._observer.logs_of(group.name)
-        ]
+        unanswered = self._unanswered.get(next(iter(self._observer.logs_of(group.name)), NONE))
+        stands = {} if unanswered is None else unanswered.stands(group)
         for tp, partition in sorted(group.partitions.items()):
-            since_ms = stands[0].get(tp, now_ms) if stands else now_ms
             noted, said_ms = self._held_up.get((group.name, tp), (None, 0))
+            stood_ms = now_ms - stands.get(tp, now_ms)
             if noted is not None and noted.session == partition.owner and partition.position <= noted.from_:
                 ago_s = max(0, now_ms - said_ms) // 1000
                 found.append(f"{tp} is held up at {noted.from_}: {noted.text} (said {ago_s} s ago)")
-            elif partition.owner in group.sessions and (
-                partition.attempts >= POISON_DELIVERIES or now_ms - since_ms >= STANDS_MS
-            ):
+            elif partition.owner != NONE and (partition.attempts >= POISON_DELIVERIES or stood_ms >= STANDS_MS):
                 text = f"{tp} is held up at {partition.position}"
-                text += (
-                    f" for {(now_ms - since_ms) // 1000} s, and later messages are finished"
-                    if since_ms < now_ms
-                    else ""
-                )
+                text += f" for {stood_ms // 1000} s, and later messages are finished" if stood_ms > 0 else ""
                 text += f": that message was delivered {partition.attempts} times" if partition.attempts > 1 else ""
                 found.append(f"{text}; to skip it: marshal set-position {group.name} {tp} --shift-by 1")
         return found
