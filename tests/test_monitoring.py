@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from marshal_py.admin.watch import Watch
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import (
     ClaimingPartition,
-    ClaimState,
+    Evict,
     Heartbeat,
     Leave,
     Note,
@@ -68,25 +69,31 @@ class Rules:
         return {name for name, rule in self.rules.items() if self._groups(rule, before, now, now_s)}
 
     def _groups(self, rule: str, before: Samples, now: Samples, now_s: float) -> set[str]:
+        if rule.startswith("absent("):
+            return set() if rule[len("absent(") : -1] in now else {""}
         parts = [set(self._one(part, before, now, now_s)) for part in rule.split(" and on(group) ")]
         return set.intersection(*parts)
 
     def _one(self, rule: str, before: Samples, now: Samples, now_s: float) -> Iterator[str]:
+        summed = rule.startswith("sum by (group) (")
+        rule = re.sub(r"^sum by \(group\) \((.*)\) ([<>=]+)", r"\1 \2", rule)
         found = re.fullmatch(
-            r"(increase\(|time\(\) - )?(\w+)(?:\{(\w+)(=~?)\"(.+)\"\})?(?:\[\w+\]\))? ([<>=]+) (\d+)", rule
+            r"(increase\(|time\(\) - )?(\w+)(?:\{(\w+)(=~?)\"(.+)\"\})?(?:\[\w+\]\))? ([<>=]+) ([\d.]+)", rule
         )
         assert found is not None, rule
         function, metric, label, match, wanted, operator, limit = found.groups()
         then = {tuple(sorted(labels.items())): value for labels, value in before.get(metric, [])}
+        figures: Counter[tuple[str, str]] = Counter()  # by group and, unless they are summed up, by their other labels
         for labels, value in now.get(metric, []):
             if label and not re.fullmatch(wanted if match == "=~" else re.escape(wanted), labels[label]):
                 continue
+            key = "" if summed else json.dumps(sorted(labels.items()))
             if function == "increase(":
                 value -= then.get(tuple(sorted(labels.items())), value)
-            elif function:
-                value = now_s - value
-            if {">": value > int(limit), "<": value < int(limit), "==": value == int(limit)}[operator]:
-                yield labels.get("group", "")
+            figures[labels.get("group", ""), key] += now_s - value if function == "time() - " else value
+        for (group, _), value in figures.items():
+            if {">": value > float(limit), "<": value < float(limit), "==": value == float(limit)}[operator]:
+                yield group
 
 
 class Scene(WrittenLog):
@@ -106,7 +113,7 @@ class Scene(WrittenLog):
 
     def beat(self) -> None:
         self.sequence += 1
-        self.write(Heartbeat(self.session, self.sequence), "billing")
+        self.extended = self.write(Heartbeat(self.session, self.sequence), "billing")
 
     def look(self) -> set[str]:
         """Which alerts fire after another refresh."""
@@ -220,7 +227,10 @@ def test_a_group_that_nobody_consumes(scene: Scene) -> None:
 def test_a_crash_loop(scene: Scene) -> None:
     scene.look()
     for number in range(4):
-        scene.write(Leave(scene.session, f"{DIED}: signal 9"), "billing")
+        if number % 2:
+            scene.write(Leave(scene.session, f"{DIED}: signal 9"), "billing")
+        else:
+            scene.write(Evict(scene.session, scene.extended, 4_000), "billing")
         scene.session = scene.join("billing", f"copy-{number}", "orders")
         scene.beat()
     assert scene.look() == {"MarshalCrashLoop"}
@@ -252,11 +262,26 @@ def test_messages_that_were_lost_given_up_or_come_again(scene: Scene) -> None:
     assert scene.look() == {"MarshalMessagesLost", "MarshalDeadLetters", "MarshalPoison"}
 
 
-def test_retention_that_is_near(scene: Scene) -> None:
-    scene.broker.settings["orders"] |= {"retention.ms": "1800000", "cleanup.policy": "delete"}
+@pytest.mark.parametrize(("retention_ms", "alerts"), [(3_600_000, set()), (60_000, {"MarshalRetentionNear"})])
+def test_retention_that_is_near_compared_with_the_whole(
+    monkeypatch: pytest.MonkeyPatch, retention_ms: int, alerts: set[str]
+) -> None:
+    scene = Scene(monkeypatch)
+    scene.broker.settings["orders"] |= {"retention.ms": str(retention_ms), "cleanup.policy": "delete"}
+    scene.now_ms -= 55_000
     scene.fill("orders", 0, 1)
-    scene.write(Heartbeat(scene.session, 9, (ClaimState(scene.epochs[0], 0, in_flight=1),)), "billing")
-    assert scene.look() == {"MarshalRetentionNear"}
+    with scene.exporter:
+        assert scene.look() - {"MarshalHangs"} == alerts, "nothing is finished, either"
+
+
+def test_an_old_topic_that_nobody_reads_is_at_rest(scene: Scene) -> None:
+    scene.own("two topics", "two", "events", 1)
+    scene.write(Topology("orders", 2, NONE), "two topics")
+    assert scene.look() == set()
+
+
+def test_an_exporter_that_is_gone() -> None:
+    assert Rules().firing({}, {}, 0.0) == {"MarshalExporterGone"}
 
 
 def test_a_consumer_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:

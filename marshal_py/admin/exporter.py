@@ -7,6 +7,7 @@ cluster does not answer, all figures of groups stay as they were, and the lines 
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -21,7 +22,16 @@ from marshal_py.client.exporter import port_error
 from marshal_py.errors import MarshalError
 
 STALE_MS: Final = 60_000  # then an autoscaler gets an error, on which it holds the scale, and no old figure
+IDLE_S: Final = 10.0  # for a connection that asks nothing, or does not take the answer
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def _server(address: str, port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        daemon_threads = True
+
+    return Server((address, port), handler)
 
 
 class Answer(NamedTuple):
@@ -38,6 +48,7 @@ class _Picture(NamedTuple):
     problem: str = "it has not refreshed yet"
     took_s: float = 0.0
     scalers: Mapping[str, dict[str, Any]] = {}
+    made_s: float = 0.0  # on a clock that only grows
 
 
 class GroupsExporter:
@@ -54,14 +65,16 @@ class GroupsExporter:
         names: str = "marshal",
         granularity: str = "partition",
         cluster: str = "",
+        late_s: float = 15.0,
     ) -> None:
+        """`late_s`: without a refresh that succeeded, figures are old."""
+        self._late_s = late_s
         self._watch, self._names, self._granularity, self._cluster = watch, names, granularity, cluster
         self._picture = _Picture()
         try:
-            self._server = ThreadingHTTPServer((address, port), _handler(self))
+            self._server = _server(address, port, _handler(self))
         except (OSError, OverflowError) as error:
             raise port_error(address, port, error) from error
-        self._server.daemon_threads = True
         self.port: int = int(self._server.server_port)
         self._thread = threading.Thread(target=self._server.serve_forever, name="marshal-exporter", daemon=True)
         self._thread.start()
@@ -92,12 +105,15 @@ class GroupsExporter:
             "",
             time.monotonic() - began_s,
             {one.health.group: exposition.for_scaler(one.health, one.tally, watch.as_of_ms) for one in shown},
+            time.monotonic(),
         )
         return ""
 
     def answer(self, path: str, now_ms: int) -> Answer:
         """Returns what a request gets. `now_ms`: since 1970."""
         picture = self._picture
+        if not picture.problem and time.monotonic() - picture.made_s > self._late_s:
+            picture = picture._replace(problem="the cluster has not answered in time")
         if path == "/metrics":
             return Answer(200, TEXT, _own(picture), picture.page)
         if path == "/healthz":  # a restart would not bring the cluster back, so this process is well
@@ -133,6 +149,8 @@ def _own(picture: _Picture) -> bytes:
 
 def _handler(exporter: GroupsExporter) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        timeout = IDLE_S
+
         def do_GET(self) -> None:
             status, kind, *bodies = exporter.answer(self.path.partition("?")[0], time.time_ns() // 1_000_000)
             with suppress(ConnectionError):  # who asked has gone
@@ -140,7 +158,10 @@ def _handler(exporter: GroupsExporter) -> type[BaseHTTPRequestHandler]:
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(sum(map(len, bodies))))
                 self.end_headers()
-                self.wfile.writelines(bodies)
+                if self.command == "GET":
+                    self.wfile.writelines(bodies)
+
+        do_HEAD = do_GET
 
         def log_message(self, *_: object) -> None:
             """Says nothing of a scrape."""

@@ -8,9 +8,10 @@ the first refresh the record is read. It writes nothing and joins no group. One 
 
 from __future__ import annotations
 
+import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -43,6 +44,7 @@ SETTINGS_MAX: Final = 4  # of these per refresh
 READS_MAX: Final = 8  # topics per refresh of which messages are read for their timestamps
 ARRIVALS_MAX: Final = 32  # ends that are kept of a partition: newer ones near each other, older ones far apart
 SETTLE_MAX: Final = 5  # refreshes of a caller that asks once; what is unknown then is so for lack of a right
+NEVER_MS: Final = -(10**15)  # a tick before all others
 NEAR: Final = 2_000  # offsets from a position within which there is a message, unless transactions left a gap
 
 
@@ -71,7 +73,10 @@ class Watch:
         self._believes = believes
         self._groups: tuple[GroupHealth, ...] = ()
         self._worlds: dict[str, tuple[int, Group]] = {}  # the same groups, as their logs say
-        self._forgot_ms = 0
+        self._tallies: dict[str, Tally] = {}
+        self._known_tps: dict[str, tuple[tuple[int, int], list[TopicPartition]]] = {}
+        self._judged: dict[str, _Judgement] = {}
+        self._ticks_ms = self._forgot_ms = 0
 
     def close(self) -> None:
         observer, self.observer, self._worlds = self.observer, None, {}
@@ -113,9 +118,9 @@ class Watch:
                 self.close()  # nobody had begun here; a new reader finds the first consumer
             if self.observer is None:
                 self._open()
-            now_ms = self._fold(until_ms)
+            now_ms, self._ticks_ms = self._fold(until_ms), _ticks_ms()
             if self._in_cluster:
-                self._data.look_up([group for _, group in self._live()], self._tps, now_ms)
+                self._data.look_up([group for _, group in self._live()], self._tps, now_ms, self._ticks_ms)
             elif self._believes:
                 self._data.believe([group for _, group in self._live()])
             self._groups = tuple(self._picture(now_ms))
@@ -126,27 +131,38 @@ class Watch:
                 self.close()
             raise
         self.as_of_ms, self.problem = now_ms, ""
-        if self.observer is not None and now_ms - self._forgot_ms >= WINDOW_MS:
-            self._forgot_ms = now_ms
-            self.observer.forget_ended()
+        if self._ticks_ms - self._forgot_ms >= WINDOW_MS:
+            self._forgot_ms = self._ticks_ms
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forgets what belongs to sessions, groups and partitions that are gone."""
+        assert self.observer is not None
+        self.observer.forget_ended()
+        names = self._worlds.keys()
+        self._tallies = {name: each for name, each in self._tallies.items() if name in names}
+        self._known_tps = {name: each for name, each in self._known_tps.items() if name in names}
+        self._judged = {name: each for name, each in self._judged.items() if name in names}
+        self._rate.forget(names)
+        self._data.forget(names)
 
     def settle(self) -> None:
-        """Refreshes until the ages of all messages that wait are known, at most SETTLE_MAX times: a refresh reads
-        messages of some topics, and of a partition for one group."""
-        for _ in range(SETTLE_MAX):
+        """Refreshes until all ends are known, and the ages of all messages that wait, at most SETTLE_MAX times more
+        than the ends need: a refresh asks for some, reads messages of some topics, and of a partition for one group."""
+        for _ in range(SETTLE_MAX + self._data.unasked() // ENDS_MAX):
             rows = (row for group in self._groups for row in group.partitions)
-            if all(row.oldest_s is not None for row in rows if row.lag):
+            if not self._data.unasked() and all(row.oldest_s is not None for row in rows if row.lag):
                 return
+            self._judged.clear()  # it was made without these ends
             self.refresh()
 
     def _open(self) -> None:
         self.observer = self._open_observer()
         self._looking, self._rate = Looking(self.observer), ConsumptionRate(SAMPLE_MS)
         self._data = _DataTopics(self.observer)
+        self._looking.firsts = self._data.facts.firsts
         self._advisories: dict[int, Advisories] = {}  # by log
-        self._tallies: dict[str, Tally] = {}
-        self._known_tps: dict[str, tuple[tuple[int, int], list[TopicPartition]]] = {}
-        self._judged: dict[str, _Judgement] = {}
+        self._tallies, self._known_tps, self._judged = {}, {}, {}
         self._newest_ms = 0
         self._followed_ms = 0  # records that are read from now on were written after this; 0: not yet
 
@@ -209,9 +225,10 @@ class Watch:
         for number, (log, group) in enumerate(self._live()):
             recreated = find_recreated(group, self.observer.topics)
             judged = self._judged.get(group.name)
-            if judged is None or judged.shape != group.shape or now_ms - judged.at_ms >= FINDINGS_MS:
+            old = judged is None or judged.shape != group.shape or self._ticks_ms - judged.ticks_ms >= FINDINGS_MS
+            if judged is None or old or not self._in_cluster:
                 spread_ms = number % 7 * FINDINGS_MS // 7 if judged is None else 0  # not all at once later
-                judged = self._judge(log, group, now_ms)._replace(at_ms=now_ms - spread_ms)
+                judged = self._judge(log, group, now_ms)._replace(ticks_ms=self._ticks_ms - spread_ms)
                 self._judged[group.name] = judged
             rows = tuple(
                 [health.partition_health(group, tp, data, self._rate, now_ms, recreated) for tp in self._tps(group)]
@@ -234,17 +251,22 @@ class Watch:
             *diagnosis.of_group(group, infos, causes),
             *(Check("held up", "warn", f"{group.name!r}: {text}") for text in held_up),
         ]
-        return _Judgement(now_ms, group.shape, causes, tuple(findings), (*map(str, causes), *held_up))
+        return _Judgement(self._ticks_ms, group.shape, causes, tuple(findings), (*map(str, causes), *held_up))
 
 
 class _Judgement(NamedTuple):
-    """What is wrong with a group, as it was at a time, and with this shape."""
+    """What is wrong with a group, as it was at this tick, and with this shape."""
 
-    at_ms: int
+    ticks_ms: int
     shape: int
     causes: Sequence[Standstill]
     findings: tuple[Check, ...]
     notices: tuple[str, ...]
+
+
+def _ticks_ms() -> int:
+    """Returns a time that only grows, for what happens every so often: this machine's clock may be set back."""
+    return time.monotonic_ns() // 1_000_000
 
 
 class _DataTopics:
@@ -258,30 +280,62 @@ class _DataTopics:
         self._described_ms: dict[str, int] = {}
         self._settings_ms: dict[str, int] = {}
         self._read_ms: dict[str, int] = {}
+        self._wanted: set[str] = set()  # the topics of all groups
         self._turns = {"ends": 0, "firsts": 0}
+        self._there: dict[TopicPartition, None] = {}  # what exists of the groups' partitions
+        self._beyond: set[TopicPartition] = set()  # positions were beyond the end when that was asked for
         self._arrivals: dict[TopicPartition, array[int]] = {}  # times and ends in turn
         self._read: dict[tuple[str, TopicPartition], tuple[int, int]] = {}  # position, and its message's timestamp
 
-    def look_up(self, groups: Iterable[Group], tps_of: Callable[[Group], list[TopicPartition]], now_ms: int) -> None:
-        """Asks the cluster. Raises ClusterUnreachable."""
-        self._describe({topic for group in groups for topic in group.topics}, now_ms)
-        there = dict.fromkeys(tp for group in groups for tp in tps_of(group) if self._has(tp))
+    def look_up(
+        self, groups: Iterable[Group], tps_of: Callable[[Group], list[TopicPartition]], now_ms: int, ticks_ms: int
+    ) -> None:
+        """Asks the cluster. `ticks_ms`: of a clock that only grows. Raises ClusterUnreachable."""
+        self._describe({topic for group in groups for topic in group.topics}, ticks_ms)
+        there = self._there = dict.fromkeys(tp for group in groups for tp in tps_of(group) if self._has(tp))
         facts, told = self.facts, self._observer.admin.told_offsets
         ends = told(self._turn("ends", list(there), ENDS_MAX), ANSWER_S)
         facts.ends = {tp: end for tp, end in facts.ends.items() if tp in there} | ends
+        self._beyond -= ends.keys()
+        placed = [(group, each.tp, each.position) for group in groups for each in group.partitions.values()]
+        placed = [each for each in placed if each[2] != NONE and each[1] in facts.ends]
+        lowest: dict[TopicPartition, int] = {}
+        for _, tp, position in placed:
+            lowest[tp] = min(position, lowest.get(tp, position))
+            if position > facts.ends[tp]:
+                if tp in ends:
+                    self._beyond.add(tp)
+                elif tp not in self._beyond:  # the end is older than the position
+                    facts.ends[tp] = position
         for tp, end in ends.items():
-            self._note(tp, end, now_ms)
-        behind = [
-            (group, known.tp, known.position)
-            for group in groups
-            for known in group.partitions.values()
-            if NONE < known.position < facts.ends.get(known.tp, NONE)
-        ]
-        wanted = list(dict.fromkeys(tp for _, tp, _ in behind))
-        firsts = told(self._turn("firsts", wanted, FIRSTS_MAX), ANSWER_S, first=True)
-        facts.firsts = {tp: first for tp, first in facts.firsts.items() if tp in there} | firsts
-        self._ask_retention({tp.topic for tp in wanted}, now_ms)
-        facts.oldest_ms = self._oldest(behind, now_ms)
+            self._note(tp, end, lowest.get(tp, end), now_ms)
+        behind = [(group, tp, position) for group, tp, position in placed if position < facts.ends[tp]]
+        wanted = dict.fromkeys(tp for _, tp, _ in behind)
+        unread = [tp for tp, end in facts.ends.items() if end and tp not in lowest]
+        firsts = told(self._turn("firsts", [*wanted, *unread], FIRSTS_MAX), ANSWER_S, first=True)
+        for tp in facts.firsts.keys() - there.keys():
+            del facts.firsts[tp]
+        facts.firsts |= firsts
+        self._ask_retention({tp.topic for tp in wanted}, ticks_ms)
+        facts.oldest_ms = self._oldest(behind, ticks_ms)
+
+    def unasked(self) -> int:
+        """Returns how many partitions have no known end."""
+        return len(self._there.keys() - self.facts.ends.keys())
+
+    def forget(self, names: Collection[str]) -> None:
+        """Forgets the partitions that are no longer there. `names`: of the groups that there are."""
+        topics = {tp.topic for tp in self._there}
+        self._read = {key: each for key, each in self._read.items() if key[0] in names and key[1] in self._there}
+        self._arrivals = {tp: each for tp, each in self._arrivals.items() if tp in self._there}
+        self._beyond &= self._there.keys()
+        for kept in (self._settings_ms, self._read_ms, self.facts.retention_ms):
+            for topic in kept.keys() - topics:
+                del kept[topic]
+        for topic in self.infos.keys() - self._wanted:
+            del self.infos[topic]
+            self._described_ms.pop(topic, None)
+            self._observer.topics.pop(topic, None)
 
     def believe(self, groups: Iterable[Group]) -> None:
         """Takes the ends that owners last wrote into the log."""
@@ -300,43 +354,50 @@ class _DataTopics:
         self._turns[what] = at + most
         return [*tps[at : at + most], *tps[: max(0, at + most - len(tps))]]
 
-    def _due(self, topics: Iterable[str], asked_ms: dict[str, int], now_ms: int, every_ms: int, most: int) -> list[str]:
+    def _due(
+        self, topics: Iterable[str], asked_ms: dict[str, int], ticks_ms: int, every_ms: int, most: int
+    ) -> list[str]:
         """Returns the topics that were asked about longest ago."""
-        due = sorted((asked_ms.get(topic, 0), topic) for topic in topics)
-        return [topic for at_ms, topic in due if now_ms - at_ms >= every_ms][:most]
+        due = sorted((asked_ms.get(topic, NEVER_MS), topic) for topic in topics)
+        return [topic for at_ms, topic in due if ticks_ms - at_ms >= every_ms][:most]
 
-    def _describe(self, topics: set[str], now_ms: int) -> None:
-        new = topics - self._described_ms.keys()
-        for topic in self._due(topics, self._described_ms, now_ms, TOPIC_MS, max(len(new), TOPICS_MAX)):
+    def _describe(self, topics: set[str], ticks_ms: int) -> None:
+        new, self._wanted = topics - self._described_ms.keys(), topics
+        for topic in self._due(topics, self._described_ms, ticks_ms, TOPIC_MS, max(len(new), TOPICS_MAX)):
             with suppress(AccessDenied):
                 info = self.infos[topic] = self._observer.admin.describe_topic(topic)
                 self._observer.topics.pop(topic, None)
                 if info is not None:
                     self._observer.topics[topic] = info
-            self._described_ms[topic] = now_ms
+            self._described_ms[topic] = ticks_ms
 
-    def _ask_retention(self, topics: set[str], now_ms: int) -> None:
-        for topic in self._due(topics, self._settings_ms, now_ms, SETTINGS_MS, SETTINGS_MAX):
+    def _ask_retention(self, topics: set[str], ticks_ms: int) -> None:
+        for topic in self._due(topics, self._settings_ms, ticks_ms, SETTINGS_MS, SETTINGS_MAX):
             self.facts.retention_ms.pop(topic, None)
             with suppress(AccessDenied):
                 found = self._observer.admin.settings(topic)
                 keep_ms = int(found.get("retention.ms", NONE))
                 if keep_ms >= 0 and "delete" in found.get("cleanup.policy", "delete"):
                     self.facts.retention_ms[topic] = keep_ms
-            self._settings_ms[topic] = now_ms
+            self._settings_ms[topic] = ticks_ms
 
     # --- when messages arrived
 
-    def _note(self, tp: TopicPartition, end: int, now_ms: int) -> None:
+    def _note(self, tp: TopicPartition, end: int, lowest: int, now_ms: int) -> None:
+        """Notes an end. `lowest`: the lowest position, whose message must be found: older samples go, and of those
+        above it the ones that are nearest to their neighbours, compared with their age."""
         kept = self._arrivals.get(tp)
         if kept is None or end < kept[-1]:
-            self._arrivals[tp] = array("q", (now_ms, end))
+            kept = self._arrivals[tp] = array("q", (now_ms, end))
         elif end > kept[-1]:
             kept.extend((now_ms, end))
-            if len(kept) > 2 * ARRIVALS_MAX:
-                pairs = list(zip(kept[::2], kept[1::2], strict=True))
-                half = ARRIVALS_MAX // 2
-                self._arrivals[tp] = array("q", [each for pair in pairs[:half:2] + pairs[half:] for each in pair])
+        done = bisect_right(kept[1::2], lowest) - 1
+        if done > 0:
+            del kept[: 2 * done]
+        if len(kept) > 2 * ARRIVALS_MAX:
+            times = kept[::2]
+            least = min(range(2, len(times) - 1), key=lambda i: (times[i + 1] - times[i - 1]) / (now_ms - times[i] + 1))
+            del kept[2 * least : 2 * least + 2]
 
     def _arrived_ms(self, tp: TopicPartition, offset: int) -> int | None:
         """Returns when the message at an offset was seen to be there; None if it was there before."""
@@ -345,7 +406,7 @@ class _DataTopics:
         return kept[2 * at] if 0 < at < len(kept) // 2 else None
 
     def _oldest(
-        self, behind: Iterable[tuple[Group, TopicPartition, int]], now_ms: int
+        self, behind: Iterable[tuple[Group, TopicPartition, int]], ticks_ms: int
     ) -> dict[tuple[str, TopicPartition], int]:
         """Returns the timestamps of the oldest unfinished messages, as far as known."""
         found: dict[tuple[str, TopicPartition], int] = {}
@@ -361,14 +422,14 @@ class _DataTopics:
                 found[key] = self._read[key][1]
             if key not in self._read or self._read[key][0] != position:
                 unread.setdefault(tp.topic, {}).setdefault(tp, (group.name, position))
-        for topic in self._due(unread, self._read_ms, now_ms, 0, READS_MAX):
+        for topic in self._due(unread, self._read_ms, ticks_ms, 0, READS_MAX):
             starts = {tp: max(at, self.facts.firsts.get(tp, at)) for tp, (_, at) in unread[topic].items()}
             ends = {tp: min(self.facts.ends[tp], start + NEAR) for tp, start in starts.items()}
             starts = {tp: start for tp, start in starts.items() if start < ends[tp]}
             times_ms: dict[TopicPartition, int] = {}
             with suppress(AccessDenied, RangeLost, ClusterUnreachable):
                 times_ms = self._observer.times_at(starts, ends, ANSWER_S) if starts else {}
-            self._read_ms[topic] = now_ms if times_ms else now_ms + TOPIC_MS  # not allowed, or its leader is away
+            self._read_ms[topic] = ticks_ms if times_ms else ticks_ms + TOPIC_MS  # not allowed, or its leader is away
             for tp, at_ms in times_ms.items():
                 name, position = unread[topic][tp]
                 self._read[name, tp] = position, at_ms

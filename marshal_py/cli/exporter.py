@@ -16,6 +16,7 @@ from marshal_py.cli.documents import prints
 from marshal_py.cli.options import CommonOptions, command
 from marshal_py.client.exporter import LOOPBACK
 
+LATE_S: Final = 5.0  # more than two refreshes: longer than one of 500 groups takes
 SWITCH_S: Final = 0.0005  # Python's 5 ms, some ten times per request, would add up while a refresh runs
 EXAMPLE: Final = output.example("marshal exporter --port 9101 --host 0.0.0.0")
 
@@ -61,8 +62,12 @@ def exporter(
     """
     sys.setswitchinterval(SWITCH_S)
     watch = Watch(options.observer)
-    with output.until_interrupted(), GroupsExporter(watch, port, host, names, granularity, cluster_name) as serving:
-        url = f"http://{host}:{serving.port}/metrics"
+    late_s = 2 * refresh + LATE_S
+    with (
+        output.until_interrupted(),
+        GroupsExporter(watch, port, host, names, granularity, cluster_name, late_s) as serving,
+    ):
+        url = f"http://{f'[{host}]' if ':' in host else host}:{serving.port}/metrics"
         if options.as_json:
             output.print_json(Serving(url))
         else:

@@ -8,6 +8,7 @@ second and is 0 after a minute.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection
 from typing import Final
 
 from marshal_py.protocol.fold.rationalizer import Verdict
@@ -61,6 +62,12 @@ class ConsumptionRate:
         kept.extend((time_ms, partition.position, partition.generation))
         while kept[0] < time_ms - WINDOW_MS:
             del kept[:3]
+
+    def forget(self, groups: Collection[str]) -> None:
+        """Forgets all groups but these."""
+        self._samples = {key: each for key, each in self._samples.items() if key[0] in groups}
+        self._last = {key: each for key, each in self._last.items() if key[0] in groups}
+        self._moved_ms = {group: at_ms for group, at_ms in self._moved_ms.items() if group in groups}
 
     def moved_ms(self, group: str) -> int | None:
         """Returns the newest record's time, in ms since 1970, by which consumers moved a position of the group forward;

@@ -376,7 +376,7 @@ class Observer:
                 found.setdefault(tp, message.timestamp()[1])
             if len(found) == len(starts):
                 break
-        return found
+        return {tp: at_ms for tp, at_ms in found.items() if at_ms > 0}  # else the message has no time
 
     def ends_before(
         self, tps: Iterable[TopicPartition], time_ms: int, ends: Mapping[TopicPartition, int]

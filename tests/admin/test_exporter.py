@@ -73,6 +73,7 @@ def test_own_names(scene: Scene) -> None:
     assert found["marshal_group_sessions_witnessed"][0][1] == found["marshal_group_level"][0][1] + 1 == 1
     assert found["marshal_session_last_sign_seconds"][0][0]["client_id"] == 'one"\n'
     assert len(found["marshal_group_failover_seconds_bucket"]) == 11
+    assert "marshal_group_retention_used_ratio" not in found
     assert "marshal_group_retention_left_seconds" not in found, "what is not known has no line"
     assert scene.figures("marshal_group_oldest_message_seconds") != [0]
     scene.beat(5, attempts=1)
@@ -156,6 +157,12 @@ def test_an_outage_is_seen_and_figures_stay(scene: Scene) -> None:
     assert scene.figures("marshal_exporter_up") == [1]
 
 
+def test_a_refresh_that_hangs_is_seen(scene: Scene) -> None:
+    scene.exporter._late_s = -1.0
+    assert scene.figures("marshal_exporter_up") == [0]
+    assert json.loads(scene.exporter.answer("/healthz", 0).body)["ok"] is False
+
+
 def test_figures_for_a_scaler(scene: Scene) -> None:
     status, told = scene.keda()
     assert (status, told["lag"], told["partitions"], told["moving"], told["sessions"]) == (200, 2, 1, 0, 1)
@@ -192,6 +199,11 @@ def test_over_http(scene: Scene) -> None:
 
     assert 'marshal_group_lag{group="billing"} 2\n' in get("/metrics?name=x")
     assert json.loads(get("/keda/billing"))["lag"] == 2
+    head = urllib.request.Request(f"http://127.0.0.1:{scene.exporter.port}/metrics", method="HEAD")
+    with urllib.request.urlopen(head, timeout=30) as answer:
+        assert int(answer.headers["Content-Length"]) > len(answer.read()) == 0
+    with GroupsExporter(Watch(scene.observer), 0, "::1") as six:
+        assert six.port
     with pytest.raises(urllib.error.HTTPError, match="404"):
         get("/")
     with pytest.raises(InvalidOption, match="cannot be used"):

@@ -9,8 +9,8 @@ import pytest
 
 from marshal_py.admin.watch import ARRIVALS_MAX, Watch
 from marshal_py.errors import ClusterUnreachable
-from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.protocol.wire.records import ClaimState, Heartbeat, Leave
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.records import ClaimState, GroupConfig, Heartbeat, Leave, Topology
 from marshal_py.transport.clock import SystemClock
 from tests.support.written_log import WrittenLog
 
@@ -174,12 +174,93 @@ def test_many_partitions_are_asked_in_turn(scene: Scene, monkeypatch: pytest.Mon
     assert scene.asked[::2] == [3, 3]
 
 
+def test_an_end_that_is_older_than_a_position_is_no_loss(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more partitions than one refresh asks for, the others have older ends."""
+    monkeypatch.setattr("marshal_py.admin.watch.ENDS_MAX", 2)
+    session, epochs = scene.own("billing", "billing-1", "orders", 4)
+    scene.watch.refresh()
+    scene.watch.settle()
+    assert scene.watch.groups()[0].unknown == 0, "a caller that asks once has all ends"
+    for sequence in range(1, 5):
+        for number in range(4):
+            scene.fill("orders", number, 1)
+        scene.write(Heartbeat(session, sequence, tuple(ClaimState(epoch, sequence) for epoch in epochs)), "billing")
+        scene.watch._judged.clear()
+        scene.watch.refresh()
+        (billing,) = scene.watch.groups()
+        assert (billing.lag, "parked" in billing.causes) == (0, False)
+    scene.write(Heartbeat(session, 9, tuple(ClaimState(epoch, 99) for epoch in epochs)), "billing")
+    scene.watch.refresh()
+    scene.watch.refresh()
+    scene.watch._judged.clear()
+    scene.watch.refresh()
+    assert scene.watch.groups()[0].causes["parked"] == 4, "but one that was asked for since is"
+
+
+def test_a_caller_that_asks_once_gets_a_judgement_by_all_ends(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marshal_py.admin.watch.ENDS_MAX", 2)
+    session, _ = scene.own("billing", "billing-1", "orders", 8)
+    scene.write(Leave(session), "billing")
+    scene.fill("orders", 7, 3)
+    scene.watch.refresh()
+    scene.watch.settle()
+    (billing,) = scene.watch.groups()
+    assert (billing.lag, billing.unknown, list(billing.causes)) == (3, 0, ["no_consumer"])
+
+
+def test_the_age_of_a_message_for_which_a_consumer_hangs(scene: Scene) -> None:
+    """However many messages came after it."""
+    scene.watch.refresh()
+    data, tp = scene.watch._data, TopicPartition("orders", 0)
+    for end in range(1, 1_500):
+        data._note(tp, end, min(end, 4), 5_000 * end)
+    assert data._arrived_ms(tp, 4) == 5 * 5_000
+    assert len(data._arrivals[tp]) <= 2 * ARRIVALS_MAX
+
+
+def test_a_clock_that_is_set_back_stops_no_judgement(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marshal_py.admin.watch.FINDINGS_MS", 0)
+    scene.own("billing", "billing-1", "orders", 1)
+    scene.watch.refresh()
+    back = SystemClock().now().wall_ms - 3_600_000
+    monkeypatch.setattr(SystemClock, "now", lambda _: Instant(0, 0, back))
+    scene.broker.delete_topic("orders")
+    monkeypatch.setattr("marshal_py.admin.watch.TOPIC_MS", 0)
+    scene.watch.refresh()
+    assert "topic_gone" in scene.watch.groups()[0].causes
+
+
+def test_messages_before_the_first_that_is_there_do_not_wait(scene: Scene) -> None:
+    scene.broker.create_topic("orders", 1)
+    session = scene.join("billing", "billing-1", "orders")
+    scene.write(Topology("orders", 1, NONE), "billing")
+    scene.fill("orders", 0, 5)
+    scene.broker.delete_records(TopicPartition("orders", 0), 5)
+    scene.write(Leave(session), "billing")
+    scene.watch.refresh()
+    assert scene.watch.groups()[0].causes == {}
+
+
+def test_what_is_gone_is_forgotten(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marshal_py.admin.watch.WINDOW_MS", 0)
+    assert scene.watch.tally("billing").redelivered == 0, "also before the first refresh"
+    session, _ = scene.own("billing", "billing-1", "orders", 1)
+    scene.watch.refresh()
+    scene.write(Leave(session), "billing")
+    scene.write(GroupConfig(NONE, deleted=True), "billing")
+    scene.watch.refresh()
+    assert scene.watch.groups() == ()
+    kept = (scene.watch._tallies, scene.watch._judged, scene.watch._known_tps, scene.watch._data._arrivals)
+    assert all(not each for each in kept)
+    assert not scene.watch._data.infos
+
+
 def test_ends_that_were_seen_are_kept_sparsely(scene: Scene) -> None:
     scene.own("billing", "billing-1", "orders", 1)
     scene.watch.refresh()
     data, tp = scene.watch._data, TopicPartition("orders", 0)
     for end in range(1, 2_000):
-        data._note(tp, end, 1_000 * end)
+        data._note(tp, end, 0, 1_000 * end)
     assert len(data._arrivals[tp]) <= 2 * ARRIVALS_MAX + 2
     for offset in (1_990, 1_900, 1_500, 1_000):
         seen_ms = data._arrived_ms(tp, offset)

@@ -85,6 +85,15 @@ def _worst(figures: Iterable[float | None], lag: int | None) -> float | None:
     return max(known) if known else 0 if lag == 0 else None
 
 
+def _retention_used(shown: Shown) -> float | None:
+    used = [
+        1.0 if not row.retention_s else (row.oldest_s or 0.0) / ((row.oldest_s or 0.0) + row.retention_s)
+        for row in shown.health.partitions
+        if row.retention_s is not None
+    ]
+    return max(used, default=None)
+
+
 def _states(shown: Shown) -> Labelled:
     found = shown.health
     unknown = found.sessions - found.fresh - found.stale
@@ -144,6 +153,11 @@ OWN: Final = Dialect(
             "marshal_group_retention_left_seconds",
             "Seconds until Kafka may delete an unfinished message; 0 if it has.",
             lambda s: s.health.retention_s,
+        ),
+        Family(
+            "marshal_group_retention_used_ratio",
+            "Part of the retention that an unfinished message has lived; 1 if Kafka has deleted one.",
+            _retention_used,
         ),
         Family("marshal_group_paused", "1 while the group is paused.", lambda s: int(s.health.pause is not None)),
         Family(

@@ -30,6 +30,7 @@ class Looking:
     """Collects what the records tell, while its owner reads them by an observer."""
 
     def __init__(self, observer: Observer) -> None:
+        self.firsts: Mapping[TopicPartition, int] = {}  # first offsets of data partitions, as far as the owner asked
         self._observer = observer
         self._pauses: dict[str, PauseHistory] = {}
         self._unanswered: dict[int, Unanswered] = {}  # by log
@@ -98,7 +99,7 @@ class Looking:
         """Returns what is known of a group at `now_ms` since 1970. `stopped`: until an admin acts; `gone`: topics that
         the cluster lacks; `ends`: as far as known."""
         pause = overview.pause(group, self.pause_history(log, group), now_ms)
-        waiting = overview.free(group, ends or {}, find_recreated(group, self._observer.topics))
+        waiting = overview.free(group, ends or {}, find_recreated(group, self._observer.topics), self.firsts)
         # Who has given no sign of life in all that is kept is silent since that begins.
         signs = dict.fromkeys(group.sessions, self._first_ms.get(log, now_ms)) | self._observer.signs_of(log, group)
         unanswered = self._unanswered[log].since(group) if log in self._unanswered else {}
@@ -135,7 +136,7 @@ class Looking:
     ) -> dict[TopicPartition, int]:
         """Returns the lag of each partition without an owner for UNOWNED_MS, by offsets alone: what decides about the
         owner must be older than the newest records."""
-        lags = overview.free(group, ends)
+        lags = overview.free(group, ends, (), self.firsts)
         if not lags or group.paused or not group.sessions:
             return {}
         if self._recent.get(log, (NONE, NONE))[0] != now_ms:

@@ -286,16 +286,20 @@ def positions(group: Group) -> dict[TopicPartition, int]:
 
 
 def free(
-    group: Group, ends: Mapping[TopicPartition, int], recreated: Collection[str] = ()
+    group: Group,
+    ends: Mapping[TopicPartition, int],
+    recreated: Collection[str] = (),
+    firsts: Mapping[TopicPartition, int] | None = None,
 ) -> dict[TopicPartition, int]:
-    """Returns the lag of each partition without an owner in which messages wait. All count where it has no position,
-    and in the topics that were `recreated`, because its position is of the old one."""
+    """Returns the lag of each partition without an owner in which messages wait. All from the first one on (`firsts`,
+    as far as known) count where it has no position, and in the topics that were `recreated`, because its position is
+    of the old one."""
     found = {}
     for tp in partitions(group):
         known = group.partitions.get(tp)
         if tp.partition >= 0 and tp.topic in group.topics and (known is None or known.owner == NONE):
             read = 0 if known is None or tp.topic in recreated else max(0, known.position)
-            found[tp] = ends.get(tp, 0) - read
+            found[tp] = ends.get(tp, 0) - max(read, (firsts or {}).get(tp, 0))
     return {tp: lag for tp, lag in found.items() if lag > 0}
 
 
