@@ -6,6 +6,7 @@ Whatever goes wrong, the shell gets no answer: it has no place for an error.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +24,8 @@ TYPED: Final[dict[str, Any]] = {
     "coordination_topic": str,
     "dump": Path,
 }
+# A shell may expand what it gets, and whoever joins a group chooses its client id.
+SAFE: Final = re.compile(r"[\w.@:/+-]+", re.ASCII)
 Names = Callable[[CommonOptions, dict[str, Any]], Iterator[str]]
 
 
@@ -39,7 +42,8 @@ def _offering(names: Names) -> Callable[[typer.Context, str], list[str]]:
         given = {key: of(ctx.params[key]) for key, of in TYPED.items() if ctx.params.get(key) is not None}
         try:
             with closing((ReadOptions if "dump" in given else CommonOptions)(**given, timeout=ANSWER_S)) as options:
-                return sorted({name for name in names(options, ctx.params) if name.startswith(incomplete)})
+                offered = (name for name in names(options, ctx.params) if SAFE.fullmatch(name))
+                return sorted({name for name in offered if name.startswith(incomplete)})
         except Exception:  # also of a broken file of settings
             return []
 
@@ -61,12 +65,13 @@ def _topics(options: CommonOptions, _: dict[str, Any]) -> Iterator[str]:
 
 
 def _sessions(options: CommonOptions, typed: dict[str, Any]) -> Iterator[str]:
-    """Offers the client ids and member names of the group's live sessions."""
+    """Offers the client ids and member names of the group's live sessions; a number where a shell might run the id."""
     with options.observer() as observer:
         observer.fold(typed["group"])
         for _, group in observer.groups():
             for session in group.sessions.values() if group.name == typed["group"] else ():
-                yield from filter(None, (session.join.client_id, session.join.member))
+                client_id = session.join.client_id
+                yield from (client_id if SAFE.fullmatch(client_id) else str(session.id), session.join.member)
 
 
 # By the name of a parameter.

@@ -92,7 +92,7 @@ def dead_letters(
 def _show(options: TableOptions, found: list[Letter]) -> None:
     documents = [{**letter._asdict(), "at": lines.content(letter.at)} for letter in found] if options.as_json else []
     columns = ("letter", "written", "group", "message", "key", "deliveries", "reason", "")
-    options.show(documents, found, columns, _cells)
+    options.show(documents, found, Letter._fields, columns, _cells)
 
 
 def _cells(letter: Letter) -> list[object]:

@@ -81,6 +81,6 @@ def doctor(
     failing = ("fail",) if fail_on == "fail" else ("fail", "warn")
     failed = [check.name for check in checks if check.level in failing]
     if not options.for_people:
-        options.show(Examined(not failed, checks), checks)
+        options.show(Examined(not failed, checks), checks, Check.__struct_fields__)
     if failed:
         raise output.CommandFailed(f"failed: {', '.join(failed)}")

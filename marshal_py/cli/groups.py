@@ -220,7 +220,7 @@ def ls(
             causes = [one.cause for one in looking.causes(log, group, now_ms, ends.get(group.name, {}), seen)]
             found.append(overview.summary(group, observer.signs_of(log, group), now_ms, dict.fromkeys(causes)))
     columns = ("group", "delivery", "consumers", "owned", "partitions", "topics", "state")
-    options.show(found, found, columns, _cells)
+    options.show(found, found, GroupSummary.__struct_fields__, columns, _cells)
 
 
 def _cells(one: GroupSummary) -> list[object]:

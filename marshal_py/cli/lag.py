@@ -49,7 +49,7 @@ def print_history(options: ReadTableOptions, group: str, since: str) -> None:
     if not options.for_people:
         each = enumerate(times)
         rows = [LagAt(time, *tp, series.positions[tp][at], lags[tp][at]) for at, time in each for tp in lags]
-        options.show(LagHistory(group, times, series.total, rows, series.lag_of), rows)
+        options.show(LagHistory(group, times, series.total, rows, series.lag_of), rows, LagAt.__struct_fields__)
         return
     lines = [(*tp, *_cells(of)) for tp, of in lags.items()]
     columns = ("topic", "partition", "lag", "first", "highest", "last")

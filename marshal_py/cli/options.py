@@ -190,18 +190,19 @@ class TableOptions(CommonOptions):
         self,
         document: Any,
         rows: Iterable[T],
+        fields: Iterable[str],
         columns: Iterable[str] = (),
         cells: Callable[[T], Iterable[object]] = lambda _: (),
     ) -> bool:
         """Prints `document` as JSON, or its `rows` as CSV or as a table. Returns whether people read it, for whom the
-        command may say more. `columns`, `cells`: of the table that is not `wide`, and of a row."""
+        command may say more. `fields`: of the rows. `columns`, `cells`: of the table that is not wide."""
         if self.as_json:
             output.print_json(document)
         elif self.format == "csv":
-            output.print_csv(rows)
+            output.print_csv(fields, rows)
         elif self.format == "wide":
             wide = [output.wide_cells(row) for row in rows]
-            output.print_table(wide[0] if wide else columns, (row.values() for row in wide))
+            output.print_table((name.replace("_", " ") for name in fields), (row.values() for row in wide))
         else:
             output.print_table(columns, map(cells, rows))
         return not self.as_json and self.format != "csv"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import io
 import json
 import logging
 import os
@@ -167,7 +168,7 @@ def logging_to_stderr() -> Iterator[None]:
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, stderr: bool = False) -> None:
     """Prints a table in which nothing is cut off, numbers stand below each other, and a cell of None is shown as -."""
-    names, texts = list(columns), [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    names, texts = list(columns), [["-" if cell is None else _shown(str(cell)) for cell in row] for row in rows]
     numbers = [all(_NUMBER.fullmatch(row[at]) for row in texts) for at in range(len(names))]
     file = sys.stderr if stderr else sys.stdout
     if file.isatty():
@@ -190,13 +191,23 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, std
         )
 
 
-def print_csv(rows: Iterable[Any]) -> None:
-    """Prints documents as CSV with their fields' names. Null is empty, and a list has spaces between its entries."""
-    out = csv.writer(sys.stdout, lineterminator="\n")
-    for number, row in enumerate(map(plain, rows)):
-        if not number:
-            out.writerow(row)
-        out.writerow([" ".join(map(str, cell)) if isinstance(cell, list) else _text(cell) for cell in row.values()])
+def print_csv(fields: Iterable[str], rows: Iterable[Any]) -> None:
+    """Prints documents as CSV, below the names of their fields. Null is empty, and a list has spaces between its
+    entries."""
+    found: list[list[object]] = [[_csv_cell(cell) for cell in row.values()] for row in map(plain, rows)]
+    for line in [list[object](fields), *found]:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\r\n").writerow(line)  # so that a cell with either of them is quoted
+        print(text.getvalue().removesuffix("\r\n"))
+
+
+def _csv_cell(value: Any) -> object:
+    return " ".join(map(str, value)) if isinstance(value, list) else _text(value)
+
+
+def _shown(text: str) -> str:
+    """Returns a text without what would move a terminal's cursor: a client id may hold anything."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def wide_cells(row: Any) -> dict[str, object]:

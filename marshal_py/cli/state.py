@@ -9,7 +9,15 @@ import typer
 from msgspec import Struct, structs
 
 from marshal_py.admin.views import overview
-from marshal_py.admin.views.group_info import GroupHealth, GroupInfo, GroupState, MemberInfo, PartitionHealth, PinInfo
+from marshal_py.admin.views.group_info import (
+    GroupHealth,
+    GroupInfo,
+    GroupState,
+    MemberInfo,
+    PartitionHealth,
+    PartitionState,
+    PinInfo,
+)
 from marshal_py.admin.views.looking import Looking
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.admin.watch import Watch
@@ -26,6 +34,8 @@ from marshal_py.protocol.wire.identity import TopicPartition
 
 EXAMPLE: Final = output.example("marshal state billing --json")
 FIGURES: Final = ("group", "consumers", "owned", "free", "parked", "lag", "per second", "time", "oldest")
+NESTED: Final = {"partitions", "findings", "notices", "causes", "advisories", "pause"}
+GROUP_FIELDS: Final = (*(name for name in GroupHealth.__struct_fields__ if name not in NESTED), "found")
 GROUP_COLUMNS: Final = (*FIGURES, "last progress", "found")
 
 
@@ -112,7 +122,7 @@ def _groups(options: ReadTableOptions, group: str | None) -> None:
             _print(one)
         return
     rows = [{"group": one.group, **structs.asdict(row)} for one in groups for row in one.partitions]
-    options.show(Overview(observer.topic, incarnation, groups), rows)
+    options.show(Overview(observer.topic, incarnation, groups), rows, ("group", *PartitionState.__struct_fields__))
 
 
 def _state(
@@ -178,12 +188,14 @@ def _lag(options: ReadTableOptions, group: str) -> None:
         watch.refresh()
         watch.settle()
         if not group:
-            options.show(list(watch.groups()), map(_group_row, watch.groups()), GROUP_COLUMNS, _group_cells)
+            options.show(
+                list(watch.groups()), map(_group_row, watch.groups()), GROUP_FIELDS, GROUP_COLUMNS, _group_cells
+            )
             return
         require_group(watch.observer, group, topic=options.coordination_topic)
         (found,) = watch.groups()
     columns = ("topic", "partition", "owner", "position", "end", "lag", "per second", "time", "oldest", "parked")
-    if options.show(found, found.partitions, columns, _lag_cells):
+    if options.show(found, found.partitions, PartitionHealth.__struct_fields__, columns, _lag_cells):
         print(f"group {group}: {_total(found)}")
         for notice in found.notices:
             print(f"! {notice}")
@@ -191,9 +203,8 @@ def _lag(options: ReadTableOptions, group: str) -> None:
 
 def _group_row(one: GroupHealth) -> dict[str, Any]:
     """Returns a row of all groups: the figures, and what is wrong in one text."""
-    nested = {"partitions", "findings", "notices", "causes", "advisories", "pause"}
     said = ", ".join(dict.fromkeys(check.name for check in one.findings))
-    return {**{key: value for key, value in structs.asdict(one).items() if key not in nested}, "found": said or None}
+    return {name: said or None if name == "found" else getattr(one, name) for name in GROUP_FIELDS}
 
 
 def _group_cells(row: dict[str, Any]) -> list[object]:
@@ -231,7 +242,8 @@ def _members(options: ReadTableOptions, group: str) -> None:
                 for member in overview.members(one, observer.signs_of(log, one), observer.as_of_ms)
             )
     columns = ("group", "session", "client id", "member", "claims", "interval")
-    options.show(found, found, (*columns, "last heartbeat", "library", "stepped down"), _member_cells)
+    more = ("last heartbeat", "library", "stepped down")
+    options.show(found, found, MemberInfo.__struct_fields__, (*columns, *more), _member_cells)
 
 
 def _member_cells(one: MemberInfo) -> list[object]:

@@ -100,7 +100,7 @@ def ls(options: TableOptions) -> None:
         found = [NamedTopic(name, admin.partition_count(name) or 0) for name in names]
     finally:
         admin.close()
-    options.show(found, found, ("topic", "partitions"), structs.astuple)
+    options.show(found, found, NamedTopic.__struct_fields__, NamedTopic.__struct_fields__, structs.astuple)
 
 
 @app.command("info", epilog=INFO_EXAMPLE)
@@ -121,7 +121,7 @@ def info(options: TableOptions, topic: TopicName) -> None:
     ]
     document = TopicDetails(found.name, found.topic_id, partitions, found.settings)
     columns = ("partition", "first", "end", "offsets", "leader", "replicas", "in sync")
-    if not options.show(document, partitions, columns, _cells):
+    if not options.show(document, partitions, PartitionPlace.__struct_fields__, columns, _cells):
         return
     print(f"topic {topic}: {len(found.partitions)} partitions, {found.offsets} offsets, id {found.topic_id or '-'}")
     for name, value in sorted(found.settings.items()):

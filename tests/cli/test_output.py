@@ -95,6 +95,12 @@ def test_numbers_stand_below_each_other() -> None:
     ]
 
 
+def test_a_name_moves_no_cursor() -> None:
+    with redirect_stdout(io.StringIO()) as shown:
+        output.print_table(["client"], [["\x1b[31mred\nline"], ["grün"]])
+    assert shown.getvalue().split() == ["client", "\\x1b[31mred\\nline", "grün"]
+
+
 def test_partitions_that_follow_each_other_are_a_range() -> None:
     names = [f"orders:{number}" for number in (11, 9, 10, 2, 0)]
     assert output.ranges([*names, "a-1:b:3"]) == "a-1:b:3, orders:0, orders:2, orders:9-11"
@@ -105,9 +111,12 @@ def test_partitions_that_follow_each_other_are_a_range() -> None:
 def test_csv_has_every_field() -> None:
     rows = [PositionInfo("orders", 0, None, 1, "a", 7, 'why "so"'), PositionInfo("orders", 1, 5, 0, None, None, None)]
     with redirect_stdout(io.StringIO()) as shown:
-        output.print_csv(rows)
-        output.print_csv([{"claims": ("orders:0", "orders:1"), "paused": True, "topics": {"a": 1}}])
-    found = list(csv.reader(shown.getvalue().splitlines()))
+        output.print_csv(PositionInfo.__struct_fields__, rows)
+        output.print_csv(["claims", "paused", "topics"], [{"c": ("orders:0", "orders:1"), "p": True, "t": {"a": 1}}])
+        output.print_csv(["text"], [{"text": "a\rb"}])
+        output.print_csv(["empty"], [])
+    assert shown.getvalue().endswith('text\n"a\rb"\nempty\n')
+    found = list(csv.reader(shown.getvalue().split("\n")))[:5]
     assert found == [
         ["topic", "partition", "position", "generation", "owner", "session", "parked"],
         ["orders", "0", "", "1", "a", "7", 'why "so"'],
