@@ -15,10 +15,11 @@ from marshal_py.admin.exporter import STALE_MS, GroupsExporter
 from marshal_py.admin.views.exposition import DIALECTS, SETTLED_MS
 from marshal_py.admin.watch import Watch
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.identity import NONE, route
 from marshal_py.protocol.wire.records import ClaimingPartition, ClaimState, Heartbeat, Leave, ReleasingPartition
 from marshal_py.transport.clock import SystemClock
-from tests.support.written_log import WrittenLog
+from tests.support import wire
+from tests.support.written_log import INCARNATION, WrittenLog
 
 
 class Scene(WrittenLog):
@@ -190,6 +191,17 @@ def test_an_unknown_lag_is_no_lag_of_zero(scene: Scene) -> None:
     scene.broker.delete_topic("gone")
     scene.exporter.refresh()
     assert scene.keda("lost") == (503, {**scene.keda("lost")[1], "lag": None, "oldest_s": None, "unknown": 1})
+
+
+def test_a_group_of_a_newer_library_has_no_figure_for_a_scaler(scene: Scene) -> None:
+    scene.broker.produce(
+        "__marshal",
+        route("billing", scene.logs),
+        wire.record("billing", 3, 0, record_version=9, incarnation=INCARNATION),
+    )
+    scene.exporter.refresh()
+    status, told = scene.keda()
+    assert (status, told["lag"], told["oldest_s"]) == (503, None, None)
 
 
 def test_over_http(scene: Scene) -> None:

@@ -389,10 +389,12 @@ def for_scaler(health: GroupHealth, tally: Tally, now_ms: int) -> dict[str, Any]
     settled = [row for row in open_to_all if tally.moved_ms.get((row.topic, row.partition), 0) <= since_ms]
     found = settled or open_to_all  # a group that has just begun has no others
     lags = [row.lag for row in found if row.lag is not None]
+    readable = "opaque" not in health.causes  # else positions are those before a newer library's first record
+    lag = sum(lags) if readable and (lags or not found) else None
     return {
         "group": health.group,
-        "lag": sum(lags) if lags or not found else None,
-        "oldest_s": _worst([row.oldest_s for row in found], sum(lags) if lags or not found else None),
+        "lag": lag,
+        "oldest_s": _worst([row.oldest_s for row in found], lag) if readable else None,
         "partitions": sum(lag > 0 for lag in lags),
         "unknown": len(found) - len(lags),
         "parked": health.parked,
