@@ -6,6 +6,7 @@ Ctrl-C stays a signal, and so does ctrl-Z, which gives the terminal back until `
 from __future__ import annotations
 
 import codecs
+import logging
 import os
 import re
 import select
@@ -14,8 +15,8 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
 from rich.console import Console, ConsoleDimensions
@@ -65,6 +66,17 @@ def cut(lines: Sequence[Text], width: int, height: int) -> list[Text]:
     return shown
 
 
+@contextmanager
+def no_log_lines() -> Iterator[None]:
+    """Keeps the library's log off the screen, which has no line for it: what a user needs of it is in the picture."""
+    logger, handler = logging.getLogger("marshal_py"), logging.NullHandler()
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
 class Terminal:
     """The terminal of stdin and stdout. It is a context manager. Only `wake` may be called by other threads."""
 
@@ -87,6 +99,7 @@ class Terminal:
             opened.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False))
             for number in WOKEN:
                 opened.callback(signal.signal, number, signal.signal(number, self._signalled))
+            opened.enter_context(no_log_lines())
             self._kept: list[Any] = termios.tcgetattr(self._stdin)
             opened.callback(self._give_back)
             self._take()

@@ -104,6 +104,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._ending.because(error)
         await self.stop()
 
     async def stop(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:

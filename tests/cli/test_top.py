@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -320,6 +322,16 @@ def test_refusals(shell: Shell, billing: str) -> None:
     assert "is not in __marshal" in shell.run("top", "nobody", "--once").stderr
     assert "cannot look up times" in shell.run("top", "--once", "--at", "-5m").stderr  # an embedded broker
     assert shell.run("top", "--write", "--once", "--at", "-5m").exit_code == 2
+
+
+def test_the_log_of_the_library_stays_off_the_screen() -> None:
+    """In a process of its own: here pytest takes what nobody else does."""
+    program = (
+        "import logging\nfrom marshal_py.cli.terminal import no_log_lines\nlogger = logging.getLogger('marshal_py')\n"
+        "with no_log_lines():\n    logger.warning('during')\nlogger.warning('after')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == "after\n"
 
 
 def test_a_picture_of_the_past_comes_once_the_cluster_is_back() -> None:

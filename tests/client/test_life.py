@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import threading
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from marshal_py import TopicPartition
+from marshal_py import TopicPartition, aio
 from marshal_py.errors import ConsumerClosed, DuplicateClientId
 from marshal_py.info import ClaimInfo
 from marshal_py.protocol.wire.records import ClaimingPartition, Evict, Join, Leave, ReleasingPartition, StepDown
@@ -43,6 +44,26 @@ def test_stop_releases_at_the_positions_and_leaves(cluster: TestCluster) -> None
         assert sorted(r.position for r in cluster.accepted(group, ReleasingPartition)) == [0, 1]
         assert [leave.reason for leave in cluster.accepted(group, Leave)] == ["stopped"]
         assert cluster.accepted(group, Evict) == []
+
+
+def test_the_log_names_the_error_that_ended_a_program(memory: MemoryTestCluster) -> None:
+    """Its class alone: the text may hold anything."""
+    topic, group = memory.topic(1), memory.group()
+    with memory.connect() as marshal:
+        for error in (ValueError("a secret"), KeyboardInterrupt(), None):
+            with contextlib.suppress(ValueError, KeyboardInterrupt), joined(marshal, group, [topic]):
+                if error is not None:
+                    raise error
+
+    async def ends_with_an_error() -> None:
+        async with aio.connect(memory.target) as marshal, marshal.consumer(group, [topic]) as consumer:
+            await consumer.info()
+            raise KeyError("a secret")
+
+    with contextlib.suppress(KeyError):
+        asyncio.run(ends_with_an_error())
+    reasons = [leave.reason for leave in memory.accepted(group, Leave)]
+    assert reasons == ["stopped: ValueError", "stopped", "stopped", "stopped: KeyError"]
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["the cluster answers", "it does not"])

@@ -37,6 +37,7 @@ class Ending:
         self.done: bool = False  # it has left, and its source is closed
         self.draining: bool = False
         self.drain_until: float = 0.0  # monotonic
+        self._why = "stopped"  # what the log says of a stop
         self._stop_at: float | None = None  # monotonic; a signal handler sets it, so without the lock
         self._forked = False
         self._closing = threading.RLock()  # held by `close` alone
@@ -60,6 +61,11 @@ class Ending:
         error_waits = self._driver.ended and self._driver.error is not None and not self.reason and not self._forked
         return self.draining or self.must_stop() or (self.over and not error_waits)
 
+    def because(self, error: BaseException | None) -> None:
+        """Has the log say that an error of the program stops it: its class alone, for its text may hold anything."""
+        if isinstance(error, Exception):
+            self._why = f"stopped: {type(error).__name__}"
+
     def stop(self, timeout_s: float) -> Steps[None]:
         """Stops, and waits until it has left, within `timeout_s`; `close` must follow. A second call completes an
         interrupted one. Raises InvalidOption before anything."""
@@ -67,7 +73,7 @@ class Ending:
         self.reason = self.reason or "it was stopped"
         deadline = self._context.monotonic() + timeout_s
         yield from self._write_letters(min(timeout_s, LETTERS_TIMEOUT_S))
-        yield from self._leave("stopped", 0.0, max(0.0, deadline - self._context.monotonic()))
+        yield from self._leave(self._why, 0.0, max(0.0, deadline - self._context.monotonic()))
 
     def _write_letters(self, timeout_s: float) -> Steps[None]:
         """Waits until dead letters that are on their way are written, for `timeout_s` seconds at most."""

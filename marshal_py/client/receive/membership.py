@@ -88,6 +88,7 @@ class Membership:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._ending.because(error)
         self.stop()
 
     def stop(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
