@@ -200,6 +200,7 @@ class Watch:
         if group is not None:
             self._rate.read(group, verdict, record.timestamp_ms)
             told = advisories.read(group, verdict, record.timestamp_ms) if advisories is not None else ()
+            self.tally(group.name).note_death(verdict, record.timestamp_ms)
             if self._followed_ms or not self._in_cluster:  # else another start would count the last minute again
                 self.tally(group.name).read(group, verdict, record.timestamp_ms, told)
 
@@ -247,11 +248,14 @@ class Watch:
         stopped = overview.stopped(group, find_recreated(group, self.observer.topics), ends)
         causes = standstills(group, self._looking.facts(log, group, now_ms, stopped, gone, ends))
         held_up = self._looking.held_up(group, now_ms)
+        dying = tuple(diagnosis.of_deaths(group, self.tally(group.name).deaths(now_ms - WINDOW_MS), causes))
         findings = [
+            *dying,
             *diagnosis.of_group(group, infos, causes),
             *(Check("held up", "warn", f"{group.name!r}: {text}") for text in held_up),
         ]
-        return _Judgement(self._ticks_ms, group.shape, causes, tuple(findings), (*map(str, causes), *held_up))
+        notices = (f"{each.found.removeprefix(f'{group.name!r}: ')}; {each.advice}" for each in dying)
+        return _Judgement(self._ticks_ms, group.shape, causes, tuple(findings), (*notices, *map(str, causes), *held_up))
 
 
 class _Judgement(NamedTuple):

@@ -95,11 +95,6 @@ def test_nobody_is_there() -> None:
     assert said(diagnosis.check(health(deleted=True, sessions=0), Limits(1, 1))) == {}
 
 
-def test_consumers_die_again_and_again() -> None:
-    for counts, checks in (({"died": 2}, {}), ({"died": 2, "evicted": 1}, {"crash loop": "warn"})):
-        assert said(diagnosis.check(health(row(0), advisories=counts), NO_LIMITS)) == checks
-
-
 @pytest.mark.parametrize(
     ("age_s", "left_s", "level"),
     [(79.0, 21.0, None), (80.0, 20.0, "warn"), (95.0, 5.0, "fail"), (None, 0.0, "fail"), (3.0, None, None)],

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from marshal_py.admin.views import diagnosis
 from marshal_py.admin.watch import ARRIVALS_MAX, Watch
 from marshal_py.errors import ClusterUnreachable
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.wire.records import ClaimState, GroupConfig, Heartbeat, Leave, Topology
+from marshal_py.protocol.wire.records import ClaimState, Evict, GroupConfig, Heartbeat, Leave, Topology
+from marshal_py.protocol.wire.wills import DIED
 from marshal_py.transport.clock import SystemClock
 from tests.support.written_log import WrittenLog
 
@@ -298,3 +300,52 @@ def test_a_topic_in_which_nobody_has_begun_is_looked_at_again() -> None:
         scene.own("billing", "billing-1", "orders", 1)
         watch.refresh()
         assert [group.group for group in watch.groups()] == ["billing"]
+
+
+def die(scene: Scene, times: int, apart_ms: int) -> None:
+    """Each consumer is ended by its witness, and by an eviction that comes too late; the last one now."""
+    scene.now_ms = SystemClock().now().wall_ms - times * apart_ms
+    for number in range(times):
+        scene.now_ms += apart_ms
+        session = scene.join("billing", "billing-1", "orders")
+        first, second = Leave(session, DIED), Evict(session, session, 2_500, "keeper")
+        for record in (first, second) if number % 2 else (second, first):
+            scene.write(record, "billing")
+
+
+@pytest.mark.parametrize("in_cluster", [True, False])
+@pytest.mark.parametrize(
+    ("times", "apart_ms", "said"), [(3, 5_000, ["crash loop"]), (2, 5_000, []), (6, 3_600_000, [])]
+)
+def test_consumers_that_die_again_and_again(
+    scene: Scene, times: int, apart_ms: int, said: list[str], in_cluster: bool
+) -> None:
+    """Also those that died before the first refresh."""
+    scene.write(Topology("orders", 1, NONE), "billing")
+    scene.broker.create_topic("orders", 1)
+    scene.fill("orders", 0, 2)
+    die(scene, times, apart_ms)
+    left = ["no consumer"]
+    with Watch(scene.observer, "billing", in_cluster) as watch:
+        watch.refresh()
+        (billing,) = watch.groups()
+        found = diagnosis.check(billing, diagnosis.Limits(), in_cluster)
+        assert [check.name for check in found.checks] == said + left, "why, before that nobody is there"
+        assert found.level == ("fail" if in_cluster else "warn"), "a dump does not say that messages wait"
+        assert billing.level == ("fail" if in_cluster else "warn" if said else "ok")
+        assert ["have died within a minute" in notice for notice in billing.notices][: len(said)] == [True] * len(said)
+
+
+def test_deaths_are_forgotten_after_a_minute(scene: Scene) -> None:
+    die(scene, 3, 5_000)
+    with Watch(scene.observer, "billing", in_cluster=False) as watch:
+        watch.refresh()
+        assert watch.tally("billing").deaths(0) == 3
+        scene.now_ms += 58_000
+        keeper = scene.join("billing", "keeper", "orders")
+        watch.refresh()
+        assert watch.tally("billing").deaths(0) == 1
+        scene.now_ms += 4_000
+        scene.write(Heartbeat(keeper, 1, ()), "billing")
+        watch.refresh()
+        assert watch.tally("billing").deaths(0) == 0

@@ -25,7 +25,7 @@ from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
 
 LEVELS: Final[tuple[Level, ...]] = ("fail", "unknown", "warn", "ok")  # the worst first
 EXIT_CODES: Final[dict[Level, int]] = {"ok": 0, "warn": 1, "fail": 2, "unknown": 3}  # as Nagios counts
-DEATHS_MANY: Final = 3  # within ConsumptionRate's minute: more than a restart of one process
+DEATHS_MANY: Final = 3  # within a minute: more than a restart of one process
 RETENTION_NEAR: Final = 0.8  # of the time for which Kafka keeps a message, that the oldest unfinished one has waited
 RETENTION_REACHED: Final = 0.95
 DAY_MS: Final = 86_400_000
@@ -245,18 +245,18 @@ class Limits(NamedTuple):
     age_s: float | None = None
 
 
-def _crash_loop(found: GroupHealth) -> Iterator[Check]:
-    """Yields a check if consumers die again and again. A watch that has just begun has looked back a minute."""
-    deaths = found.advisories.get("died", 0) + found.advisories.get("evicted", 0)
+def of_deaths(group: Group, deaths: int, causes: Sequence[Standstill]) -> Iterator[Check]:
+    """Yields a check if consumers die again and again. `deaths`: of the last minute. It is as bad as that none is left,
+    and stands before it."""
     if deaths >= DEATHS_MANY:
-        text = f"{found.group!r}: {deaths} consumers have died within a minute"
-        advice = f"what they died of: marshal advisories {found.group} --kind alarming -n 20"
-        yield Check("crash loop", "warn", text, advice)
+        text = f"{group.name!r}: {deaths} consumers have died within a minute"
+        advice = f"what they died of: marshal advisories {group.name} --kind alarming -n 20"
+        yield Check("crash loop", "fail" if "no_consumer" in fails(group, causes) else "warn", text, advice)
 
 
 def check(found: GroupHealth, limits: Limits, in_cluster: bool = True) -> GroupCheck:
     """Returns whether a group is well, by the first picture of a Watch. `in_cluster`: False for a dump."""
-    checks = [*found.findings, *of_retention(found.group, found.partitions), *_crash_loop(found)]
+    checks = [*found.findings, *of_retention(found.group, found.partitions)]
     checks += _of_limits(found, limits, in_cluster)
     if not (found.sessions or found.deleted or "no_consumer" in found.causes):
         checks.append(_empty(found.group))
