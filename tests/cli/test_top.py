@@ -324,6 +324,13 @@ def test_refusals(shell: Shell, billing: str) -> None:
     assert shell.run("top", "--write", "--once", "--at", "-5m").exit_code == 2
 
 
+def test_a_group_without_consumers_is_idle_only_if_nothing_waits() -> None:
+    rows = Trends().read((health("known"), health("past", lag=None)), 0)
+    assert [picture.word(row) for row in rows] == ["idle", "no member"]
+    assert "nothing is wrong" in picture.why(rows[0])
+    assert picture.why(rows[1]) == "'past': no consumer is there, and whether messages wait is not known"
+
+
 def test_the_log_of_the_library_stays_off_the_screen() -> None:
     """In a process of its own: here pytest takes what nobody else does."""
     program = (

@@ -97,12 +97,16 @@ def word(row: GroupTrend) -> str:
     """Returns the state of a group in one word or two."""
     if row.causes:
         return next(iter(row.causes)).replace("_", " ")
-    return row.findings[0].name if row.findings else "ok" if row.sessions else "idle"
+    if row.findings:
+        return row.findings[0].name
+    return "ok" if row.sessions else "no member" if row.lag is None else "idle"
 
 
 def why(row: GroupTrend) -> str:
-    """Returns in words what is wrong, or that nothing is."""
-    return "; ".join(row.notices) or f"{row.group!r}: nothing is wrong"
+    """Returns in words what is wrong, or that nothing is; or that it is not known, as of the past."""
+    if row.notices or row.sessions or row.lag is not None:
+        return "; ".join(row.notices) or f"{row.group!r}: nothing is wrong"
+    return f"{row.group!r}: no consumer is there, and whether messages wait is not known"
 
 
 def members(row: GroupTrend) -> str:
