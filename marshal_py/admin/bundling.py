@@ -41,6 +41,7 @@ SHOWN: Final = frozenset(
         "client.rack",
         "compression.type",
         "debug",
+        "group.id",
         "isolation.level",
         "linger.ms",
         "log_level",
@@ -61,7 +62,9 @@ SHOWN_FAMILIES: Final = (
 )
 
 
+SECRET_NAMES: Final = ("jaas", "key", "password", "secret", "token", "username")  # parts of the names of settings
 SECRET_CHARS_MIN: Final = 4  # a shorter value would be replaced in every other word
+OTHER_CHARS_MIN: Final = 8  # of settings with other names: `true`, or a time in ms, is no secret
 
 
 def about(
@@ -79,6 +82,7 @@ def about(
     }
     made = Check("bundle", "ok", ", ".join(f"{name} {version}" for name, version in versions.items()))
     hidden = {name: str(value) for name, value in settings.items() if not _is_shown(name)}
+    secrets = {value for name, value in hidden.items() if len(value) >= _chars_min(name)}
     found = {
         "versions": versions,
         "cluster": {"id": cluster.cluster_id, "brokers": to_builtins(cluster.brokers), "limits": cluster.limits()},
@@ -87,11 +91,16 @@ def about(
         "health": to_builtins(health),
         "left_out": left_out,
     }
-    return cast(dict[str, Any], _without(found, [one for one in hidden.values() if len(one) >= SECRET_CHARS_MIN]))
+    return cast(dict[str, Any], _without(found, sorted(secrets, key=len, reverse=True)))  # one may be in another
 
 
 def _is_shown(name: str) -> bool:
     return name in SHOWN or name.startswith(SHOWN_FAMILIES)
+
+
+def _chars_min(name: str) -> int:
+    """Returns how long the value of a setting must be so that it is replaced where it occurs."""
+    return SECRET_CHARS_MIN if any(part in name for part in SECRET_NAMES) else OTHER_CHARS_MIN
 
 
 def _without(value: Any, secrets: Sequence[str]) -> Any:
@@ -111,7 +120,7 @@ def without_words(root: Genesis | None, record: LogRecord) -> LogRecord:
     seed = NONE if root is None else crc32(root.incarnation)
     envelope = codec.open_envelope(record.value, seed)
     if envelope is None:
-        return record if record.value is None else record._replace(key=None, value=b"")
+        return record if not (record.key or record.value) else record._replace(key=None, value=record.value and b"")
     group, _, version, kind, body, _ = envelope
     note = codec.decode_body(kind, body)
     if root is None or not isinstance(note, Note) or not note.text or note.kind in OWN_TEXTS:

@@ -11,12 +11,15 @@ from confluent_kafka import Producer
 
 from marshal_py.admin import bundling
 from marshal_py.admin.bundling import HIDDEN, LEFT_OUT
+from marshal_py.admin.views.group_info import Check
 from marshal_py.client.marshal import connect
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.wire.identity import route
 from marshal_py.transport.dump import Reader, memory_transport
 from marshal_py.transport.embedded import Broker
+from marshal_py.transport.ports import ClusterInfo
 from tests.cli.shell import DEADLINE_S, Shell
+from tests.support.healths import health
 
 GROUP, PLANTED = "letters", "pa55word"
 
@@ -37,6 +40,7 @@ def bundle(shell: Shell, broker: Broker, tmp_path_factory: pytest.TempPathFactor
         assert message.term(f"{PLANTED}-term: {message.value!r}")
         consumer.flush()
     producer.produce("__marshal", f"{PLANTED}-foreign", f"{PLANTED}-foreign", partition=route(GROUP, 16))
+    producer.produce("__marshal", None, f"{PLANTED}-tombstone", partition=route(GROUP, 16))
     assert producer.flush(DEADLINE_S) == 0
     assert shell.run("pause", GROUP, "--for", "10m", "--reason", "lunch with bob", "--yes").exit_code == 0
     folder = tmp_path_factory.mktemp("bundles")
@@ -44,7 +48,7 @@ def bundle(shell: Shell, broker: Broker, tmp_path_factory: pytest.TempPathFactor
     settings.write_text(f"client.id=tool\nclient.rack=here\nsasl.password={PLANTED}-setting\n", encoding="utf-8")
     path = folder / "letters.bundle"
     told = shell.json("bundle", GROUP, "-o", str(path), "--command-config", str(settings))
-    assert told == {"file": str(path), "records": told["records"], "left_out": 2}
+    assert told == {"file": str(path), "records": told["records"], "left_out": 3}
     return path
 
 
@@ -65,7 +69,7 @@ def test_its_header_says_what_was_known_besides(bundle: Path) -> None:
         *about["versions"]
     }
     assert about["settings"].items() >= {"client.id": "tool", "sasl.password": HIDDEN, "client.rack": "here"}.items()
-    assert (about["health"]["group"], about["health"]["lag"], about["left_out"]) == (GROUP, 2, 2)
+    assert (about["health"]["group"], about["health"]["lag"], about["left_out"]) == (GROUP, 2, 3)
     assert [check["name"] for check in about["checks"]][:2] == ["bundle", "cluster"]
 
 
@@ -85,7 +89,7 @@ def test_commands_read_it_as_a_dump(bundle: Path, shell: Shell) -> None:
 def test_what_compares_digests_refuses_it(bundle: Path, shell: Shell) -> None:
     for command in (("verify", "--dump"), ("simulate", "audit"), ("log", "load", "--coordination-topic", "__copy")):
         refused = shell.run(*command, str(bundle))
-        assert (refused.exit_code, "of 2 records words were left out" in refused.stderr) == (1, True), command
+        assert (refused.exit_code, "of 3 records words were left out" in refused.stderr) == (1, True), command
 
 
 def test_without_words_the_fold_says_the_same(bundle: Path, shell: Shell, tmp_path: Path) -> None:
@@ -100,12 +104,21 @@ def test_without_words_the_fold_says_the_same(bundle: Path, shell: Shell, tmp_pa
             counters = observer.worlds[route(GROUP, 16)].counters
             found.append((counters, repr(group.partitions), group.pause_change))
     assert found[0] == found[1]
-    assert found[0][0]["garbage"] == 1
+    assert found[0][0]["garbage"] == 2
 
 
 def test_a_secret_is_hidden_wherever_it_occurs() -> None:
     value: Any = {"a": ["user alice-b failed", {"b": 7}], "c": ("alice-b",)}
     assert bundling._without(value, ["alice-b"]) == {"a": [f"user {HIDDEN} failed", {"b": 7}], "c": [HIDDEN]}
+
+
+def test_only_what_may_be_a_secret_is_hidden_and_the_whole_of_it() -> None:
+    settings = {"sasl.username": "admin", "sasl.password": "admin-S3cret!", "enable.idempotence": "true", "x": "6000"}
+    told = Check("x", "warn", "it is true: admin with admin-S3cret! failed at 126000")
+    cluster = ClusterInfo("id", (), {}, {}, {})
+    found = bundling.about(settings, [told], health("billing"), cluster, 0)
+    assert found["checks"][1]["found"] == f"it is true: {HIDDEN} with {HIDDEN} failed at 126000"
+    assert found["settings"] == dict.fromkeys(settings, HIDDEN)
 
 
 def test_a_group_that_is_not_there_and_a_path_that_is_none(shell: Shell, billing: str, tmp_path: Path) -> None:
