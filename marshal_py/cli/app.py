@@ -156,11 +156,16 @@ class Group(TyperGroup):
         self.commands = cast(Any, Commands())
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs a command. If --json was given, a command line that cannot be read is told as JSON, too."""
+        """Runs a command. If --json was given, a command line that cannot be read is told as JSON, too. `check` always
+        says what it knows on stdout."""
         given = ctx.args[: ctx.args.index("--") if "--" in ctx.args else None]
         try:
             return super().invoke(ctx)
         except (UNREADABLE, typer.Abort) as error:
+            if ctx.invoked_subcommand == "check" and isinstance(error, UNREADABLE):
+                from marshal_py.cli.check import say_unread
+
+                raise typer.Exit(say_unread(given, cast(Any, error).format_message())) from error
             if not AS_JSON.search(" ".join(given)):
                 raise
             from marshal_py.cli.output import say_failure

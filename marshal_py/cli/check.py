@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -48,7 +49,8 @@ def check(
     It finds, without any limit: nobody consumes although messages wait, parked partitions, handlers that hang, a pause
     that is over, silent sessions, partitions of no member, topics that are gone, and messages that wait while Kafka is
     about to delete them. `marshal doctor GROUP` has the same judgement, and looks at the cluster, too. Unknown: the
-    cluster does not answer, nobody has used the group, or a limit cannot be compared; the line says why.
+    cluster does not answer, nobody has used the group, a limit cannot be compared, or the command line cannot be read;
+    the line says why.
 
     `--format prometheus` is for the textfile collector of node_exporter: write to a file beside it, then rename that.
     """
@@ -61,9 +63,23 @@ def check(
     except MarshalError as error:
         name = "cluster" if isinstance(error, ClusterError) else "group"
         found = diagnosis.checked(group, [Check(name, "unknown", " ".join(str(error).split()))])
+    raise typer.Exit(_say(found, limits, form))
+
+
+def _say(found: GroupCheck, limits: Limits, form: str) -> int:
     for line in FORMS[form](found, limits):
         print(line)
-    raise typer.Exit(found.exit_code)
+    return found.exit_code
+
+
+def say_unread(given: Sequence[str], error: str) -> int:
+    """Prints that a command line cannot be read, in the form that it asks for, and returns the exit code: the usual 2
+    would be a group in trouble. `given`: the arguments."""
+    group = next((one for one in given[:1] if not one.startswith("-")), "?")
+    asked = ASKED.search(" ".join(given))
+    form = (asked["form"] or "json") if asked else "text"
+    found = diagnosis.checked(group, [Check("command line", "unknown", " ".join(error.split()))])
+    return _say(found, Limits(), form)
 
 
 def _look(options: ReadOptions, group: str, limits: Limits) -> GroupCheck:
@@ -109,8 +125,8 @@ def as_nagios(found: GroupCheck, limits: Limits) -> Iterator[str]:
         bounds = f";;{most:g};0" if most is not None else ""
         if value is not None or most is not None:
             data.append(f"{name}={'U' if value is None else f'{value:g}{unit}'}{bounds}")
-    said = "".join(f"; {one.found}" for one in found.checks).replace("|", "/")
-    yield f"MARSHAL {_headline(found)}{said}" + (f" | {' '.join(data)}" if data else "")
+    said = _headline(found) + "".join(f"; {one.found}" for one in found.checks)
+    yield f"MARSHAL {said.replace('|', '/')}" + (f" | {' '.join(data)}" if data else "")
 
 
 def as_prometheus(found: GroupCheck, limits: Limits) -> Iterator[str]:
@@ -147,3 +163,4 @@ def _escaped(text: str) -> str:
 
 
 FORMS: Final = {"text": as_text, "json": as_json, "nagios": as_nagios, "prometheus": as_prometheus}
+ASKED: Final = re.compile(rf"--json( |$)|--format[ =](?P<form>{'|'.join(FORMS)})( |$)")

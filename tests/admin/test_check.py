@@ -13,6 +13,7 @@ from marshal_py.admin.views import diagnosis
 from marshal_py.admin.views.diagnosis import Limits
 from marshal_py.admin.views.group_info import Check, GroupCheck, GroupHealth, PartitionHealth
 from marshal_py.cli.check import FORMS
+from tests.support.command_line import invoke
 from tests.support.healths import health as group
 from tests.support.healths import partition
 
@@ -140,6 +141,8 @@ def test_nagios_is_one_line_with_figures() -> None:
     assert told.startswith("MARSHAL CRITICAL billing: lag; age; parked partitions (")
     assert told.endswith("; 2 / 3; 2 / 3"), "what is before the bar holds none"
     assert figures == "lag=7;;5;0 age=90s;;60;0 consumers=1 owned=1 free=0 parked=0"
+    (line,) = lines("nagios", diagnosis.checked("a|b", [Check("cluster", "fail", "no")]))
+    assert line.startswith("MARSHAL CRITICAL a/b: cluster; no | lag=U")
     (line,) = lines("nagios", diagnosis.checked("billing", [Check("cluster", "unknown", "no answer")]))
     assert line == "MARSHAL UNKNOWN billing: cluster; no answer | lag=U;;5;0 age=U;;60;0"
 
@@ -157,3 +160,24 @@ def test_prometheus_reads_the_file() -> None:
     assert "marshal_check_retention_seconds" not in found, "what is unknown is absent, and not 0"
     idle = lines("prometheus", diagnosis.check(health(row(0)), NO_LIMITS))
     assert 'marshal_check_oldest_unfinished_seconds{group="billing"} 0' in idle
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["billing"], "UNKNOWN billing: command line\nunknown  command line: Invalid value: name the cluster by "),
+        (
+            ["billing", "--format", "nagios", "--age", "abc"],
+            "MARSHAL UNKNOWN billing: command line; Invalid value: 'ab",
+        ),
+        (["billing", "--format=nagios", "--command-config", "none"], "MARSHAL UNKNOWN billing: command line; Invalid "),
+        (["billing", "--json", "--lag", "x"], '{"group":"billing","level":"unknown","exit_code":3,'),
+        ([], "UNKNOWN ?: command line\nunknown  command line: Missing argument"),
+        (["billing", "--format", "xml"], "UNKNOWN billing: command line"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_unknown(given: list[str], said: str) -> None:
+    """The exit code 2 of other commands would page somebody for a group that is well."""
+    result = invoke(["check", *given], env={"MARSHAL_BOOTSTRAP_SERVERS": ""})
+    assert (result.exit_code, result.stdout[: len(said)]) == (3, said)
+    assert invoke(["state", "--lag"], env={"MARSHAL_BOOTSTRAP_SERVERS": ""}).exit_code == 2
