@@ -60,8 +60,6 @@ SHOWN_FAMILIES: Final = (
     "socket.",
     "topic.metadata.",
 )
-
-
 SECRET_NAMES: Final = ("jaas", "key", "password", "secret", "token", "username")  # parts of the names of settings
 SECRET_CHARS_MIN: Final = 4  # a shorter value would be replaced in every other word
 OTHER_CHARS_MIN: Final = 8  # of settings with other names: `true`, or a time in ms, is no secret

@@ -239,14 +239,14 @@ def _facts(
     ends: Mapping[TopicPartition, int],
 ) -> Facts:
     recreated = find_recreated(group, {topic: info for topic, info in infos.items() if info is not None})
-    gone = [topic for topic in sorted(group.topics) if topic in infos and infos[topic] is None]
+    gone = [topic for topic in sorted(overview.topics(group)) if topic in infos and infos[topic] is None]
     return looking.facts(log, group, now_ms, overview.stopped(group, recreated, {}), gone, ends)
 
 
 def _infos(admin: KafkaAdmin, groups: list[Group]) -> dict[str, TopicInfo | None]:
     """Returns what Kafka says of the groups' topics: None for one that is gone; without those it may not describe."""
     found: dict[str, TopicInfo | None] = {}
-    for topic in sorted({topic for group in groups for topic in group.topics}):
+    for topic in sorted({topic for group in groups for topic in overview.topics(group)}):
         try:
             found[topic] = admin.describe_topic(topic)
         except AccessDenied:

@@ -244,7 +244,7 @@ class Watch:
         """Returns why nobody consumes, and what is wrong besides, by the judgement of `marshal doctor`."""
         assert self.observer is not None
         infos, ends = self._data.infos, self._data.facts.ends if self._in_cluster else {}
-        gone = [topic for topic in sorted(group.topics) if topic in infos and infos[topic] is None]
+        gone = [topic for topic in sorted(overview.topics(group)) if topic in infos and infos[topic] is None]
         stopped = overview.stopped(group, find_recreated(group, self.observer.topics), ends)
         causes = standstills(group, self._looking.facts(log, group, now_ms, stopped, gone, ends))
         held_up = self._looking.held_up(group, now_ms)
@@ -295,7 +295,7 @@ class _DataTopics:
         self, groups: Iterable[Group], tps_of: Callable[[Group], list[TopicPartition]], now_ms: int, ticks_ms: int
     ) -> None:
         """Asks the cluster. `ticks_ms`: of a clock that only grows. Raises ClusterUnreachable."""
-        self._describe({topic for group in groups for topic in group.topics}, ticks_ms)
+        self._describe({topic for group in groups for topic in overview.topics(group)}, ticks_ms)
         there = self._there = dict.fromkeys(tp for group in groups for tp in tps_of(group) if self._has(tp))
         facts, told = self.facts, self._observer.admin.told_offsets
         ends = told(self._turn("ends", list(there), ENDS_MAX), ANSWER_S)

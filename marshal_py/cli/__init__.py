@@ -2,8 +2,8 @@
 
 Nothing is decided here. The commands need typer and rich, which the extra `cli` brings; this file does not.
 
-Exit codes: 0 done, 1 refused or failed with a one-line reason on stderr, 2 if the command line cannot be read (of `check` 3),
-130 after ctrl-C, unless the command goes on until then.
+Exit codes: 0 done, 1 refused or failed with a one-line reason on stderr, 2 if the command line cannot be read (3 of
+`check`), 130 after ctrl-C, unless the command goes on until then.
 """
 
 from __future__ import annotations

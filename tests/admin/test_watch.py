@@ -10,11 +10,12 @@ import pytest
 from marshal_py.admin.views import diagnosis
 from marshal_py.admin.watch import ARRIVALS_MAX, Watch
 from marshal_py.errors import ClusterUnreachable
-from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition, route
 from marshal_py.protocol.wire.records import ClaimState, Evict, GroupConfig, Heartbeat, Leave, Topology
 from marshal_py.protocol.wire.wills import DIED
 from marshal_py.transport.clock import SystemClock
-from tests.support.written_log import WrittenLog
+from tests.support import wire
+from tests.support.written_log import INCARNATION, WrittenLog
 
 BEGAN_MS = SystemClock().now().wall_ms - 60_000
 
@@ -159,6 +160,33 @@ def test_a_topic_that_is_gone_hides_no_other(scene: Scene, monkeypatch: pytest.M
     audit, billing = scene.watch.groups()
     assert (audit.lag, billing.lag, billing.unknown) == (5, None, 1)
     assert "topic_gone" in billing.causes
+
+
+def test_a_topic_that_was_never_there_is_gone(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.now_ms = SystemClock().now().wall_ms
+    scene.join("billing", "billing-1", "missing")
+    scene.join("audit", "audit-1", "no-*")
+    scene.watch.refresh()
+    audit, billing = scene.watch.groups()
+    assert (audit.causes, billing.causes) == ({}, {"topic_gone": 1})
+    assert diagnosis.check(billing, diagnosis.Limits()).exit_code == 2
+    scene.broker.create_topic("missing", 1)
+    monkeypatch.setattr("marshal_py.admin.watch.TOPIC_MS", 0)
+    monkeypatch.setattr("marshal_py.admin.watch.FINDINGS_MS", 0)
+    scene.watch.refresh()
+    assert scene.watch.groups()[1].causes == {}
+
+
+def test_a_group_of_a_newer_library_is_judged_by_nothing_old(scene: Scene) -> None:
+    scene.own("billing", "billing-1", "orders", 1)
+    scene.fill("orders", 0, 5)
+    newer = wire.record("billing", 3, 0, record_version=9, incarnation=INCARNATION)
+    scene.broker.produce("__marshal", route("billing", scene.logs), newer, timestamp_ms=scene.now_ms)
+    scene.watch.refresh()
+    (billing,) = scene.watch.groups()
+    assert (billing.causes, billing.lag, billing.unknown) == ({"opaque": 1}, None, 1), "it is silent to this library"
+    found = diagnosis.check(billing, diagnosis.Limits(lag=0))
+    assert "its records are of a newer library" in found.checks[0].found
 
 
 def test_many_partitions_are_asked_in_turn(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,7 +280,7 @@ def _of_limits(found: GroupHealth, limits: Limits, in_cluster: bool) -> Iterator
         if (found.lag or 0) > limits.lag:
             yield Check("lag", "fail", f"{found.group!r}: {found.lag} messages wait, more than {limits.lag}")
         elif untold:
-            yield Check("lag", "unknown", f"{found.group!r}: {_why_untold(untold, in_cluster)}")
+            yield Check("lag", "unknown", f"{found.group!r}: {_why_untold(found, untold, in_cluster)}")
     if limits.age_s is not None:
         ageless = [row for row in found.partitions if row.lag and row.oldest_s is None]
         if (found.oldest_s or 0) > limits.age_s:
@@ -292,14 +292,16 @@ def _of_limits(found: GroupHealth, limits: Limits, in_cluster: bool) -> Iterator
             advice = "this client may lack the right to read the topic: marshal doctor --as consumer"
             yield Check("age", "unknown", f"{found.group!r}: {text}", advice)
         elif untold:
-            yield Check("age", "unknown", f"{found.group!r}: {_why_untold(untold, in_cluster)}")
+            yield Check("age", "unknown", f"{found.group!r}: {_why_untold(found, untold, in_cluster)}")
 
 
-def _why_untold(rows: Sequence[PartitionHealth], in_cluster: bool) -> str:
+def _why_untold(found: GroupHealth, rows: Sequence[PartitionHealth], in_cluster: bool) -> str:
     """Returns why the lag of partitions is not known."""
     row = rows[0]
     why = f"the records at its position were lost ({row.parked})" if row.parked else "the topic was created again"
-    if not in_cluster:
+    if "opaque" in found.causes:
+        why = "its records are of a newer library"
+    elif not in_cluster:
         why = "a dump does not say where topics end"
     elif row.end is None:
         why = "the cluster does not say where it ends"

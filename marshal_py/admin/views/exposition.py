@@ -394,7 +394,7 @@ def for_scaler(health: GroupHealth, tally: Tally, now_ms: int) -> dict[str, Any]
     return {
         "group": health.group,
         "lag": lag,
-        "oldest_s": _worst([row.oldest_s for row in found], lag) if readable else None,
+        "oldest_s": _worst([row.oldest_s for row in found], lag),
         "partitions": sum(lag > 0 for lag in lags),
         "unknown": len(found) - len(lags),
         "parked": health.parked,

@@ -33,6 +33,7 @@ from marshal_py.protocol.wire.fencing_token import Token
 from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
 from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import BEYOND_END, LAG_UNKNOWN, MODE_NAMES, RECREATED, GroupConfig
+from marshal_py.protocol.wire.subscription import names_of
 
 SKEW_MS: Final = 2_000  # a smaller difference may be a record's latency
 
@@ -372,6 +373,11 @@ def partitions(group: Group) -> list[TopicPartition]:
     return sorted({*existing(group), *counted})
 
 
+def topics(group: Group) -> set[str]:
+    """Returns the topics of a group, and those that its consumers name, which may not be there yet."""
+    return {*group.topics, *(name for each in group.sessions.values() for name in names_of(each.join.topics))}
+
+
 def state(
     group: Group,
     log: int,
@@ -403,12 +409,13 @@ def partition_state(
     group: Group, tp: TopicPartition, end: int | None, recreated: Collection[str] = ()
 ) -> PartitionState:
     """Returns what log and cluster say about a partition. Its lag is None without a position or an end, beyond the end,
-    after lost records, and for a topic that was created again."""
+    after lost records, for a topic that was created again, and in an opaque group, whose positions are old."""
     known = group.partitions.get(tp)
     owned = known is not None and known.owner != NONE
     position = known.position if known is not None and known.position != NONE else None
     why = known.parked if known is not None else ""
     unknown = end is None or position is None or position > end or why in LAG_UNKNOWN or tp.topic in recreated
+    unknown = unknown or group.opaque_at != NONE
     return PartitionState(
         topic=tp.topic,
         partition=tp.partition,

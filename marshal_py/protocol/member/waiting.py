@@ -106,10 +106,10 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
                 f"a new group of that name: marshal groups create {name}",
             )
         ]
-    found: list[Standstill] = []
     if group.opaque_at != NONE:
         text = f"from offset {group.opaque_at} on, the group's records are of a newer library"
-        found.append(Standstill("opaque", text, "look with that release"))
+        return [Standstill("opaque", text, "look with that release")]  # what it says of its group is old
+    found: list[Standstill] = []
     if group.paused:
         text = f"the group is {facts.pause or f'paused for {group.pause_duration_ms / 1000:g} s'}"
         cause, way = ("pause_over", "start a consumer") if facts.pause_over else ("paused", "the pause ends by itself")
@@ -172,6 +172,9 @@ def lasting(group: Group) -> dict[tuple[str, str, tuple[int, ...]], str]:
 
 
 def _gone(group: Group, topic: str) -> Standstill:
+    if topic not in group.topics:
+        text = f"consumers want to read {topic!r}, which the cluster does not have"
+        return Standstill("topic_gone", text, f"create it: marshal topics create {topic}", topic)
     kept = sum(tp.topic == topic and tp.partition >= 0 and p.position != NONE for tp, p in group.partitions.items())
     text = f"the group keeps {kept} positions of {topic!r}, which is gone"
     advice = f"if it comes back empty: marshal set-position {group.name} {topic} --to earliest"
