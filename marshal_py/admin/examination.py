@@ -23,7 +23,7 @@ from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMis
 from marshal_py.log import foreign_topics
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.member.waiting import Facts
+from marshal_py.protocol.member.waiting import Facts, standstills
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.connection_errors import UNKNOWN_PRINCIPAL, principal_of
 from marshal_py.transport.kafka import KafkaTransport
@@ -150,9 +150,8 @@ class Examination:
         silent = {(name, session) for name, known in facts.items() for session in known.silent}
         yield diagnosis.of_content(groups, silent)
         for group in groups:
-            yield from (
-                Check("held up", "warn", f"{group.name!r}: {text}") for text in looking.held_up(group, study.now_ms)
-            )
+            held_up = looking.held_up(group, study.now_ms, standstills(group, facts[group.name]))
+            yield from (Check("held up", "warn", f"{group.name!r}: {text}") for text in held_up)
         yield from _odd_records(observer)
         logs = observer.logs_of(None)
         yield diagnosis.of_growth(

@@ -247,7 +247,7 @@ class Watch:
         gone = [topic for topic in sorted(overview.topics(group)) if topic in infos and infos[topic] is None]
         stopped = overview.stopped(group, find_recreated(group, self.observer.topics), ends)
         causes = standstills(group, self._looking.facts(log, group, now_ms, stopped, gone, ends))
-        held_up = self._looking.held_up(group, now_ms)
+        held_up = self._looking.held_up(group, now_ms, causes)
         dying = tuple(diagnosis.of_deaths(group, self.tally(group.name).deaths(now_ms - WINDOW_MS), causes))
         findings = [
             *dying,

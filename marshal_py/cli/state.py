@@ -136,7 +136,8 @@ def _state(
 ) -> GroupState:
     recreated = find_recreated(group, observer.topics)
     signs, pauses = observer.signs_of(log, group), looking.pause_history(log, group)
-    notices = [*looking.causes(log, group, now_ms, ends, in_cluster), *looking.held_up(group, now_ms)]
+    causes = looking.causes(log, group, now_ms, ends, in_cluster)
+    notices = [*causes, *looking.held_up(group, now_ms, causes)]
     return overview.state(group, log, signs, ends, now_ms, pauses, recreated, notices)
 
 

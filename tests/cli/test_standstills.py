@@ -438,6 +438,31 @@ def test_a_message_that_is_never_finished_holds_up_its_position(
         assert f"marshal set-position {GROUP} {TOPIC}:0 --shift-by 1" in found
 
 
+@pytest.mark.parametrize("view", ["state", "lag", "doctor"])
+@pytest.mark.parametrize(("delay_s", "times"), [(6, 3), (1.5, 10)])
+def test_a_message_that_comes_again_is_not_said_to_hang(
+    view: str, delay_s: float, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No restart helps, nor another owner. From five deliveries on it holds up its position, which is said once."""
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 1)
+        cluster.produce(TOPIC, b"fails")
+        consumer = _owner(cluster)
+        for _ in range(times):
+            message = consumer.next(5)
+            assert message is not None
+            message.nak(delay_s)
+            cluster.advance(delay_s)
+        found = said(Scene(cluster, consumer), view, monkeypatch)
+        again = re.findall(
+            rf"{TOPIC}:0 (?:at offset 0 was|is held up at 0: that message was) delivered \d+ times", found
+        )
+        assert len(again) == 1, found
+        assert "--kind poison_message" in found or f"marshal set-position {GROUP} {TOPIC}:0 --shift-by 1" in found
+        assert "restart" not in found, found
+        assert "step-down" not in found, found
+
+
 CELLS = [
     (cause, view, SCENES[cause][1][at])
     for cause in SCENES

@@ -46,7 +46,7 @@ TITLES: Final = {  # of a check, by the cause for which nobody consumes; another
     "unlisted": "unlisted member",
     "topic_gone": "missing topic",
     "not_read": "topic without a reader",
-    "hangs": "hanging handler",
+    "hangs": "nothing finished",
     "unowned": "unowned partitions",
 }
 
@@ -246,8 +246,7 @@ class Limits(NamedTuple):
 
 
 def of_deaths(group: Group, deaths: int, causes: Sequence[Standstill]) -> Iterator[Check]:
-    """Yields a check if consumers die again and again. `deaths`: of the last minute. It is as bad as that none is left,
-    and stands before it."""
+    """Yields a check if consumers die again and again, as bad as that none is left. `deaths`: of the last minute."""
     if deaths >= DEATHS_MANY:
         text = f"{group.name!r}: {deaths} consumers have died within a minute"
         advice = f"what they died of: marshal advisories {group.name} --kind alarming -n 20"

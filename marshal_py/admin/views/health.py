@@ -30,9 +30,8 @@ GAPS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # uppe
 
 class DataFacts(Struct):
     """What the cluster says of data topics, as far as it was asked. By partition: `ends`, `firsts` (first offsets that
-    are still there), `oldest_ms` (by group, too: timestamp of the oldest
-    unfinished message, since 1970). `retention_ms`: by topic
-    whose messages are deleted because of their age."""
+    are still there), `oldest_ms` (by group, too: timestamp of the oldest unfinished message, since 1970).
+    `retention_ms`: by topic whose messages are deleted because of their age."""
 
     ends: dict[TopicPartition, int] = {}
     firsts: dict[TopicPartition, int] = {}

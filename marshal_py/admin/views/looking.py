@@ -58,23 +58,30 @@ class Looking:
         found.recall(group, partial(self._observer.look_up, log))
         return found
 
-    def held_up(self, group: Group, now_ms: int) -> list[str]:
-        """Returns in words which messages hold up the positions of their partitions: as their owners have said, or
-        because they come again and again, or stay while later ones are finished."""
-        found = []
+    def held_up(self, group: Group, now_ms: int, causes: Iterable[Standstill] = ()) -> list[str]:
+        """Returns in words which messages hold up the positions of their partitions, without what `causes` say."""
+        said = {(one.topic, number) for one in causes if one.cause == "hangs" for number in one.partitions}
+        found = self._held_up_by(group, now_ms).items()
+        return [f"{text}; {advice}" for tp, (text, advice) in found if (tp.topic, tp.partition) not in said]
+
+    def _held_up_by(self, group: Group, now_ms: int) -> dict[TopicPartition, tuple[str, str]]:
+        """Returns likewise, with advice: as owners said, or where messages come again, or stay while later ones go."""
+        found = {}
         unanswered = self._unanswered.get(next(iter(self._observer.logs_of(group.name)), NONE))
         stands = {} if unanswered is None else unanswered.stands(group)
+        since = {} if unanswered is None else unanswered.since(group)
         for tp, partition in sorted(group.partitions.items()):
             noted, said_ms = self._held_up.get((group.name, tp), (None, 0))
             stood_ms = now_ms - stands.get(tp, now_ms)
+            stays = stood_ms >= STANDS_MS and now_ms - since.get(tp, now_ms) < HANGS_MS
             if noted is not None and noted.session == partition.owner and partition.position <= noted.from_:
-                ago_s = max(0, now_ms - said_ms) // 1000
-                found.append(f"{tp} is held up at {noted.from_}: {noted.text} (said {ago_s} s ago)")
-            elif partition.owner != NONE and (partition.attempts >= POISON_DELIVERIES or stood_ms >= STANDS_MS):
+                text = f"{tp} is held up at {noted.from_}: {noted.text} (said {max(0, now_ms - said_ms) // 1000} s ago)"
+                found[tp] = text, f"see: marshal advisories {group.name} --kind held_up"
+            elif partition.owner != NONE and (partition.attempts >= POISON_DELIVERIES or stays):
                 text = f"{tp} is held up at {partition.position}"
                 text += f" for {stood_ms // 1000} s, and later messages are finished" if stood_ms > 0 else ""
                 text += f": that message was delivered {partition.attempts} times" if partition.attempts > 1 else ""
-                found.append(f"{text}; to skip it: marshal set-position {group.name} {tp} --shift-by 1")
+                found[tp] = text, f"to skip it: marshal set-position {group.name} {tp} --shift-by 1"
         return found
 
     def causes(
@@ -115,6 +122,7 @@ class Looking:
             unanswered,
             self._blocked(log, group, now_ms, ends or {}),
             self._unowned(log, group, now_ms, ends or {}, silent),
+            held_up=self._held_up_by(group, now_ms),
         )
 
     def _blocked(

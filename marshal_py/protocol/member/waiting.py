@@ -76,7 +76,7 @@ class Facts(NamedTuple):
     any of its partitions, though a message of this one has waited for HANGS_MS. `unowned`: how many messages wait in a
     partition that nobody has owned for UNOWNED_MS, though a consumer of its topic was there. `fenced`: since when, in
     ms since 1970, a session of this process has read no sign of life of its own back. `stalled_ms`: for how long this
-    process stood still lately."""
+    process stood still lately. `held_up`: in words and with advice, which message holds up the position."""
 
     now_ms: int = 0
     pause: str = ""
@@ -90,6 +90,7 @@ class Facts(NamedTuple):
     unowned: Mapping[TopicPartition, int] = {}
     fenced: Mapping[int, int] = {}
     stalled_ms: int = 0
+    held_up: Mapping[TopicPartition, tuple[str, str]] = {}
 
 
 NO_FACTS: Final = Facts()
@@ -215,13 +216,26 @@ def _silent(group: Group, silent: Mapping[int, int]) -> Iterator[Standstill]:
 
 
 def _hanging(group: Group, facts: Facts) -> Iterator[Standstill]:
-    """Yields the consumers that finish nothing, each with all the partitions for which that is so."""
+    """Yields the consumers that finish nothing, each with all the partitions for which that is so; apart from them the
+    partitions of which the log tells more: that a message holds them up, or comes again."""
     by_owner: dict[tuple[int, str], dict[int, int]] = {}
+    again: dict[tuple[int, str], dict[int, int]] = {}
     for tp, since_ms in sorted({**facts.blocked, **facts.unanswered}.items()):
         known = group.partitions.get(tp)
         owned = known is not None and known.owner in group.sessions and known.owner not in facts.silent
-        if known is not None and owned and facts.now_ms - since_ms >= HANGS_MS:
-            by_owner.setdefault((known.owner, tp.topic), {})[tp.partition] = since_ms
+        if known is None or not owned or facts.now_ms - since_ms < HANGS_MS:
+            continue
+        if tp in facts.held_up:
+            yield Standstill("hangs", *facts.held_up[tp], tp.topic, (tp.partition,), (known.owner,), since_ms)
+        else:
+            found = by_owner if known.attempts <= 1 else again
+            found.setdefault((known.owner, tp.topic), {})[tp.partition] = since_ms
+    for (owner, topic), numbers in again.items():
+        rows = [group.partitions[TopicPartition(topic, number)] for number in numbers]
+        words = [f"of {row.tp} at offset {row.position} was delivered {row.attempts} times" for row in rows]
+        text = f"the message {first_of(words, NAMED_MAX)} and not acked: its handler fails, hangs or dies"
+        advice = f"see: marshal advisories {group.name} --kind poison_message"
+        yield Standstill("hangs", text, advice, topic, tuple(numbers), (owner,), max(numbers.values()))
     for (owner, topic), numbers in by_owner.items():
         since_ms, client = max(numbers.values()), group.sessions[owner].join.client_id
         text = f"no message of {topic}:{first_of([str(number) for number in numbers], 2 * NAMED_MAX)} was finished for "
