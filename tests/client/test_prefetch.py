@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 
-from marshal_py import Consumer, Message
+from marshal_py import Consumer, Marshal, Message
 from marshal_py.client.delivery import prefetch
 from marshal_py.client.delivery.buffers import MERGED_MAX, Buffer, Reserved
 from marshal_py.client.delivery.delivery_queue import AHEAD_MESSAGES_MAX
@@ -35,12 +35,17 @@ from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.memory import MemoryWriter
 from marshal_py.transport.memory_broker import MemoryMessage
-from tests.support.client_fixtures import collect, joined, owns, places, until
+from tests.support.client_fixtures import CALM_S, collect, joined, owns, places, until
 from tests.support.one_queue import BLOCK, OneQueueSource, OneQueueTestCluster
 
 PARTITIONS = 12
 FILLED = 3 * BLOCK  # messages of each partition
 KINDS = ("at_least_once", "at_most_once")
+
+
+def calm(marshal: Marshal, group: str, topics: list[str], **options: Any) -> Consumer:
+    """A consumer that loses no grant because this machine stands still for a while."""
+    return joined(marshal, group, topics, heartbeat_interval_s=CALM_S, **options)
 
 
 @pytest.fixture
@@ -110,7 +115,7 @@ def test_one_partition_does_not_wait_for_thousands_of_another(
 ) -> None:
     """All are full. Between the first messages of two partitions a few messages are delivered, not a block of one."""
     topic = filled(cluster)
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], delivery=delivery) as consumer:
+    with cluster.connect() as marshal, calm(marshal, cluster.group(), [topic], delivery=delivery) as consumer:
         until(owns(consumer, *range(PARTITIONS)), "all partitions are its")
         assert handled_until_all(way(consumer), set(range(PARTITIONS))) <= 4 * PARTITIONS
 
@@ -123,7 +128,7 @@ def test_a_partition_keeps_its_turn_when_the_thread_did_not_run_for_so_long_that
 ) -> None:
     """Messages are reserved for some ms. Here every second reservation has run out before the first message."""
     topic = filled(cluster)
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], delivery=delivery) as consumer:
+    with cluster.connect() as marshal, calm(marshal, cluster.group(), [topic], delivery=delivery) as consumer:
         until(owns(consumer, *range(PARTITIONS)), "all partitions are its")
         with pytest.MonkeyPatch.context() as patch:
             messages, late = Reserved.messages, cycle((False, True))
@@ -210,7 +215,7 @@ def test_a_drain_hands_over_a_piece_and_not_all_that_was_fetched_ahead(
     topic = filled(cluster, 3)
     group = cluster.group()
     with cluster.connect() as marshal:
-        consumer = joined(marshal, group, [topic], delivery=delivery)
+        consumer = calm(marshal, group, [topic], delivery=delivery)
         until(owns(consumer, 0, 1, 2), "all partitions are its")
         messages = one_by_one(consumer)
         seen = [next(messages) for _ in range(20)]
@@ -222,7 +227,7 @@ def test_a_drain_hands_over_a_piece_and_not_all_that_was_fetched_ahead(
             message.ack()
         assert consumer.cached_info().closed
         assert 20 + 40 <= len(seen) <= 20 + 40 + MERGED_MAX, "a piece, and what was reserved when it began"
-        with joined(marshal, group, [topic], delivery=delivery) as successor:
+        with calm(marshal, group, [topic], delivery=delivery) as successor:
             rest = collect(successor, 3 * FILLED - len(seen))
         expected = [(partition, offset) for partition in range(3) for offset in range(FILLED)]
         assert sorted(places([*seen, *rest])) == expected
@@ -239,7 +244,7 @@ def test_the_drain_of_a_consume_hands_over_what_was_pending(
     size = 10 + len(topic)
     limit = bound.get("max_messages") or 1_000 // size
     with cluster.connect() as marshal:
-        consumer = joined(marshal, cluster.group(), [topic], delivery=delivery)
+        consumer = calm(marshal, cluster.group(), [topic], delivery=delivery)
         until(owns(consumer, 0, 1, 2), "all partitions are its")
         context = consumer.consume(**bound)
         seen: list[Message] = []
@@ -308,7 +313,7 @@ def test_nothing_is_fetched_while_the_gate_is_shut(cluster: OneQueueTestCluster,
     """A fenced consumer does not fill memory, still fetches ahead of a claim (A3), and loses nothing of it."""
     topic = filled(cluster, 3)
     other = filled(cluster, 1)
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], delivery=delivery) as consumer:
+    with cluster.connect() as marshal, calm(marshal, cluster.group(), [topic], delivery=delivery) as consumer:
         until(owns(consumer, 0, 1, 2), "all partitions are its")
         open_again = shut()
         reader = Reader(consumer, way)
@@ -368,7 +373,7 @@ def test_what_is_buffered_is_bounded_in_bytes(
     topic = filled(cluster, partitions, COUNT, LARGE)
     with (
         cluster.connect() as marshal,
-        joined(marshal, cluster.group(), [topic], delivery=delivery, prefetch_bytes=BOUND) as consumer,
+        calm(marshal, cluster.group(), [topic], delivery=delivery, prefetch_bytes=BOUND) as consumer,
     ):
         until(owns(consumer, *range(partitions)), "all partitions are its")
         held = watch_bytes(consumer)
@@ -545,7 +550,7 @@ def test_in_at_most_once_mode_what_waits_for_grants_that_do_not_come_is_bounded(
     topic = filled(cluster, 2, 3_000, 1_000)
     with (
         cluster.connect() as marshal,
-        joined(marshal, cluster.group(), [topic], delivery="at_most_once", prefetch_bytes=100_000) as consumer,
+        calm(marshal, cluster.group(), [topic], delivery="at_most_once", prefetch_bytes=100_000) as consumer,
     ):
         until(owns(consumer, 0, 1), "all partitions are its")
         cluster.broker.writable = False

@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOG = "__marshal"
 LOGS = 2  # partitions of the coordination topic: two, so that a group is not always in the root
 INTERVAL_S = 1.0  # the shortest that is allowed: every take-over waits two of them
+CALM_S = 10.0  # where nothing is to be taken over: no machine stands still for so long that the lease ends
 DEADLINE_S = 40.0  # for conditions; only something broken takes so long
 T = TypeVar("T")
 
