@@ -159,7 +159,8 @@ def test_the_buffer_is_filled_to_its_limit_and_never_above(
                 message.ack()
                 if message.offset == 79:
                     break
-        assert max(pending) == 9  # of the ten one is in the handler
+        # Of the ten one is in the handler; all ten wait beside it if the first one came before the others.
+        assert 9 <= max(pending) <= 10
         assert min(pending) == 4
 
     run(main())
