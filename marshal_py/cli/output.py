@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -103,14 +103,15 @@ def _with_options(text: str, options: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def until_interrupted(goes_on: bool = True) -> Iterator[None]:
-    """Surrounds a command that runs until ctrl-C, which ends it with exit code 0. Does nothing if not `goes_on`.
+def until_interrupted(goes_on: bool = True) -> Iterator[Callable[[], bool]]:
+    """Surrounds a command that runs until ctrl-C, which ends it with exit code 0. Does nothing if not `goes_on`. Gives
+    what tells whether it came: a KeyboardInterrupt may be raised where it is lost, as in the end of an object.
 
     `timeout -s INT` sends two signals at once. The second one must not end what the command does to end in order, so
     within runner.SAME_S of the first one others count as the same.
     """
     if not goes_on:
-        yield
+        yield lambda: False
         return
     from marshal_py.admin.plans import runner
 
@@ -130,7 +131,7 @@ def until_interrupted(goes_on: bool = True) -> Iterator[None]:
         signal.signal(number, interrupt)
     try:
         with suppress(KeyboardInterrupt):
-            yield
+            yield lambda: first_s != never
     finally:
         if first_s == never:  # else the process ends now, and the other signals may still be on their way
             for number in interrupting:

@@ -37,12 +37,12 @@ def show(options: ReadOptions, every_s: float | None, print_all: Callable[[], No
     elif options.dump is not None:
         raise typer.BadParameter("a dump does not change: --watch or --dump, not both")
     elif sys.stdin.isatty() and sys.stdout.isatty() and not options.as_json:
-        with output.until_interrupted():
-            _in_terminal(print_anew, every_s)
+        with output.until_interrupted() as interrupted:
+            _in_terminal(print_anew, every_s, interrupted)
     else:
-        with output.until_interrupted():
+        with output.until_interrupted() as interrupted:
             print_all()
-            while True:
+            while not interrupted():
                 _repeat(print_anew, every_s, options.as_json)
 
 
@@ -64,7 +64,7 @@ class _Page(io.StringIO):
         return True
 
 
-def _in_terminal(print_all: Callable[[], None], every_s: float) -> None:
+def _in_terminal(print_all: Callable[[], None], every_s: float, interrupted: Callable[[], bool]) -> None:
     from rich.text import Text
 
     from marshal_py.cli.terminal import Terminal, scrolled
@@ -76,7 +76,7 @@ def _in_terminal(print_all: Callable[[], None], every_s: float) -> None:
 
     lines, head, top, next_s = page(), _now(), 0, time.monotonic() + every_s
     with Terminal(output.console()) as terminal:
-        while True:
+        while not interrupted():
             terminal.draw([Text(f"{head}  every {every_s:g} s; q quits", style="reverse"), *lines[top:]])
             for key in terminal.keys(max(0.0, next_s - time.monotonic())):
                 if key == "q":

@@ -133,3 +133,17 @@ def test_a_wide_table_has_every_field() -> None:
         "names": None,
         "ok": "false",
     }
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_is_lost_is_known_all_the_same() -> None:
+    """Python raises KeyboardInterrupt wherever it is, also at the end of an object, where nobody can catch it."""
+
+    class Ends:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    with output.until_interrupted() as interrupted:
+        assert not interrupted()
+        Ends()
+        assert interrupted()
