@@ -57,7 +57,7 @@ def expressions(board: Path) -> list[str]:
 
 class Rules:
     """The rules of alerts.yaml. Each expression is `METRIC{...} OP NUMBER`, of `increase(METRIC{...}[...])` too, or
-    `time() - METRIC OP NUMBER`, and may have `and on(group)` another one."""
+    `time() - METRIC OP NUMBER`, and may have `and`, or `and ignoring(cause)`, another one."""
 
     def __init__(self) -> None:
         text = (MONITORING / "alerts.yaml").read_text(encoding="utf-8")
@@ -71,12 +71,12 @@ class Rules:
     def _groups(self, rule: str, before: Samples, now: Samples, now_s: float) -> set[str]:
         if rule.startswith("absent("):
             return set() if rule[len("absent(") : -1] in now else {""}
-        parts = [set(self._one(part, before, now, now_s)) for part in rule.split(" and on(group) ")]
+        parts = [set(self._one(part, before, now, now_s)) for part in re.split(r" and (?:ignoring\(cause\) )?", rule)]
         return set.intersection(*parts)
 
     def _one(self, rule: str, before: Samples, now: Samples, now_s: float) -> Iterator[str]:
-        summed = rule.startswith("sum by (group) (")
-        rule = re.sub(r"^sum by \(group\) \((.*)\) ([<>=]+)", r"\1 \2", rule)
+        summed = rule.startswith("sum without (kind) (")
+        rule = re.sub(r"^sum without \(kind\) \((.*)\) ([<>=]+)", r"\1 \2", rule)
         found = re.fullmatch(
             r"(increase\(|time\(\) - )?(\w+)(?:\{(\w+)(=~?)\"(.+)\"\})?(?:\[\w+\]\))? ([<>=]+) ([\d.]+)", rule
         )

@@ -20,6 +20,7 @@ from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.admin.views.suggestions import NOBODY, suggestion
 from marshal_py.admin.watch import Watch
 from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMissing
+from marshal_py.history.consumption_rate import WINDOW_MS
 from marshal_py.log import foreign_topics
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group
@@ -105,6 +106,7 @@ class Examination:
             if self.group is not None:
                 with Watch(lambda: Observer(transport, self.topic), self.group) as watch:
                     watch.refresh()
+                    watch.settle()
                     yield from diagnosis.of_retention(self.group, watch.partitions(self.group))
             yield from self._absent(admin, known)
         except AccessDenied as error:
@@ -150,7 +152,9 @@ class Examination:
         silent = {(name, session) for name, known in facts.items() for session in known.silent}
         yield diagnosis.of_content(groups, silent)
         for group in groups:
-            held_up = looking.held_up(group, study.now_ms, standstills(group, facts[group.name]))
+            causes = standstills(group, facts[group.name])
+            yield from diagnosis.of_deaths(group, looking.deaths(group.name, study.now_ms - WINDOW_MS), causes)
+            held_up = looking.held_up(group, study.now_ms, causes)
             yield from (Check("held up", "warn", f"{group.name!r}: {text}") for text in held_up)
         yield from _odd_records(observer)
         logs = observer.logs_of(None)
@@ -238,8 +242,7 @@ def _facts(
     ends: Mapping[TopicPartition, int],
 ) -> Facts:
     recreated = find_recreated(group, {topic: info for topic, info in infos.items() if info is not None})
-    gone = [topic for topic in sorted(overview.topics(group)) if topic in infos and infos[topic] is None]
-    return looking.facts(log, group, now_ms, overview.stopped(group, recreated, {}), gone, ends)
+    return looking.facts(log, group, now_ms, overview.stopped(group, recreated, {}), overview.gone(group, infos), ends)
 
 
 def _infos(admin: KafkaAdmin, groups: list[Group]) -> dict[str, TopicInfo | None]:

@@ -28,8 +28,6 @@ from marshal_py.topics.topic import Topic
 from marshal_py.transport.ports import BrokerInfo, ClusterAdmin
 from marshal_py.transport.serialization import Deserializer
 
-BROKER_LIMITS: Final = ("message.max.bytes", "num.partitions", "default.replication.factor")
-
 
 class MarshalInfo(Struct, frozen=True):
     """A cluster and this library's part in it.

@@ -143,15 +143,19 @@ class Watch:
         self._tallies = {name: each for name, each in self._tallies.items() if name in names}
         self._known_tps = {name: each for name, each in self._known_tps.items() if name in names}
         self._judged = {name: each for name, each in self._judged.items() if name in names}
+        self._looking.forget(names)
         self._rate.forget(names)
         self._data.forget(names)
 
     def settle(self) -> None:
-        """Refreshes until all ends are known, and the ages of all messages that wait, at most SETTLE_MAX times more
-        than the ends need: a refresh asks for some, reads messages of some topics, and of a partition for one group."""
-        for _ in range(SETTLE_MAX + self._data.unasked() // ENDS_MAX):
+        """Refreshes until all ends are known, the retention of all topics in which messages wait, and the ages of these
+        messages. A refresh asks for some, reads messages of some topics, and of a partition for one group: so at most
+        SETTLE_MAX times more than ends and topics need."""
+        data = self._data
+        for _ in range(SETTLE_MAX + data.unasked() // ENDS_MAX + data.unsaid() // SETTINGS_MAX):
             rows = (row for group in self._groups for row in group.partitions)
-            if not self._data.unasked() and all(row.oldest_s is not None for row in rows if row.lag):
+            known = all(row.oldest_s is not None for row in rows if row.lag and row.retention_s != 0)
+            if known and not data.unasked() and not data.unsaid():
                 return
             self._judged.clear()  # it was made without these ends
             self.refresh()
@@ -200,7 +204,6 @@ class Watch:
         if group is not None:
             self._rate.read(group, verdict, record.timestamp_ms)
             told = advisories.read(group, verdict, record.timestamp_ms) if advisories is not None else ()
-            self.tally(group.name).note_death(verdict, record.timestamp_ms)
             if self._followed_ms or not self._in_cluster:  # else another start would count the last minute again
                 self.tally(group.name).read(group, verdict, record.timestamp_ms, told)
 
@@ -244,11 +247,11 @@ class Watch:
         """Returns why nobody consumes, and what is wrong besides, by the judgement of `marshal doctor`."""
         assert self.observer is not None
         infos, ends = self._data.infos, self._data.facts.ends if self._in_cluster else {}
-        gone = [topic for topic in sorted(overview.topics(group)) if topic in infos and infos[topic] is None]
+        gone = overview.gone(group, infos)
         stopped = overview.stopped(group, find_recreated(group, self.observer.topics), ends)
         causes = standstills(group, self._looking.facts(log, group, now_ms, stopped, gone, ends))
         held_up = self._looking.held_up(group, now_ms, causes)
-        dying = tuple(diagnosis.of_deaths(group, self.tally(group.name).deaths(now_ms - WINDOW_MS), causes))
+        dying = tuple(diagnosis.of_deaths(group, self._looking.deaths(group.name, now_ms - WINDOW_MS), causes))
         findings = [
             *dying,
             *diagnosis.of_group(group, infos, causes),
@@ -285,6 +288,7 @@ class _DataTopics:
         self._settings_ms: dict[str, int] = {}
         self._read_ms: dict[str, int] = {}
         self._wanted: set[str] = set()  # the topics of all groups
+        self._behind: set[str] = set()  # those of them with unfinished messages
         self._turns = {"ends": 0, "firsts": 0}
         self._there: dict[TopicPartition, None] = {}  # what exists of the groups' partitions
         self._beyond: set[TopicPartition] = set()  # positions were beyond the end when that was asked for
@@ -320,12 +324,17 @@ class _DataTopics:
         for tp in facts.firsts.keys() - there.keys():
             del facts.firsts[tp]
         facts.firsts |= firsts
-        self._ask_retention({tp.topic for tp in wanted}, ticks_ms)
+        self._behind = {tp.topic for tp in wanted}
+        self._ask_retention(self._behind, ticks_ms)
         facts.oldest_ms = self._oldest(behind, ticks_ms)
 
     def unasked(self) -> int:
         """Returns how many partitions have no known end."""
         return len(self._there.keys() - self.facts.ends.keys())
+
+    def unsaid(self) -> int:
+        """Returns how many topics with unfinished messages were not asked for their retention."""
+        return len(self._behind - self._settings_ms.keys())
 
     def forget(self, names: Collection[str]) -> None:
         """Forgets the partitions that are no longer there. `names`: of the groups that there are."""

@@ -46,7 +46,7 @@ def bundle(
     settings, transport = options.settings(), options.transport()
     with Watch(options.observer, group) as watch:
         watch.refresh()
-        require_group(watch.observer, group, topic=options.coordination_topic)
+        require_group(watch.observer, group)
         (health,) = watch.groups()
     asked = Examination(options.coordination_topic, group)
     checks = list(asked.checks({"bootstrap.servers": settings["bootstrap.servers"]}, lambda: transport))

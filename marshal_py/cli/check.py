@@ -13,6 +13,7 @@ from msgspec import json
 
 from marshal_py.admin.views import diagnosis
 from marshal_py.admin.views.diagnosis import Limits
+from marshal_py.admin.views.exposition import escaped
 from marshal_py.admin.views.group_info import Check, GroupCheck
 from marshal_py.admin.watch import Watch
 from marshal_py.cli import changes, output
@@ -86,7 +87,7 @@ def _look(options: ReadOptions, group: str, limits: Limits) -> GroupCheck:
     in_cluster = options.dump is None
     with Watch(options.observer, group, in_cluster) as watch:
         watch.refresh()
-        require_group(watch.observer, group, topic=options.coordination_topic)
+        require_group(watch.observer, group)
         watch.settle()
         (found,) = watch.groups()
     return diagnosis.check(found, limits, in_cluster)
@@ -131,12 +132,10 @@ def as_nagios(found: GroupCheck, limits: Limits) -> Iterator[str]:
 
 def as_prometheus(found: GroupCheck, limits: Limits) -> Iterator[str]:
     """Yields the lines of a file of metrics. What is unknown has no line, so that it is absent and not 0."""
-    of_group = f'group="{_escaped(found.group)}"'
+    of_group = f'group="{escaped(found.group)}"'
     yield from _metric("state", "0 ok, 1 warning, 2 critical, 3 unknown.", {of_group: found.exit_code})
     counts = Counter((one.name, one.level) for one in found.checks)
-    findings = {
-        f'{of_group},check="{_escaped(name)}",level="{level}"': count for (name, level), count in counts.items()
-    }
+    findings = {f'{of_group},check="{escaped(name)}",level="{level}"': count for (name, level), count in counts.items()}
     yield from _metric("findings", "What was found, by check and level.", findings)
     for field, (_, name, text) in FIGURES.items():
         if (value := _value(found, field)) is not None:
@@ -156,10 +155,6 @@ def _metric(name: str, text: str, values: Mapping[str, float]) -> Iterator[str]:
         yield f"# TYPE marshal_check_{name} gauge"
     for labels, value in values.items():
         yield f"marshal_check_{name}{{{labels}}} {value}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 FORMS: Final = {"text": as_text, "json": as_json, "nagios": as_nagios, "prometheus": as_prometheus}

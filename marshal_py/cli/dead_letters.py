@@ -12,8 +12,7 @@ from marshal_py.admin.dead_letters import Letter
 from marshal_py.cli import lines, output
 from marshal_py.cli.changes import DryRun, Yes, ask
 from marshal_py.cli.documents import prints, time_of, with_fields
-from marshal_py.cli.options import TableOptions, check_time, check_topic_name, command
-from marshal_py.topics.request import epoch_ms
+from marshal_py.cli.options import TableOptions, check_time, check_topic_name, command, since_of
 
 EXAMPLE: Final = output.example("marshal dead-letters dlq.orders --group billing --error Timeout --redrive --dry-run")
 PrintedLetter: Final = with_fields("PrintedLetter", Letter, at=lines.PrintedMessage)
@@ -54,7 +53,7 @@ def dead_letters(
     reaches every group that consumes the topic. The dead-letter topic gets a marker in the same transaction, so a
     second run puts nothing back twice. `marshal get` prints a letter in full, and so does --json.
     """
-    since_ms, until_ms = (None if text is None else epoch_ms(text) for text in (since, until))
+    since_ms, until_ms = since_of(since), since_of(until)
 
     def select(letter: Letter) -> bool:
         return (

@@ -64,7 +64,7 @@ def exporter(
     watch = Watch(options.observer)
     late_s = 2 * refresh + LATE_S
     with (
-        output.until_interrupted(),
+        output.until_interrupted() as interrupted,
         GroupsExporter(watch, port, host, names, granularity, cluster_name, late_s) as serving,
     ):
         url = f"http://{f'[{host}]' if ':' in host else host}:{serving.port}/metrics"
@@ -73,7 +73,7 @@ def exporter(
         else:
             output.say(f"metrics at {url}")
         said = ""
-        while True:
+        while not interrupted():
             began_s = time.monotonic()
             problem = serving.refresh()
             if problem != said:

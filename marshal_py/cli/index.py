@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -44,14 +44,14 @@ def index(
         with _opened(options, topic, file) as source:
             _print(options, source.index_status())
         return
-    with output.until_interrupted() if follow else nullcontext(), _opened(options, topic, file) as source:
+    with output.until_interrupted(follow) as interrupted, _opened(options, topic, file) as source:
         known: Status | None = None
         while True:
             found = source.update_index()
             if found != known:
                 _print(options, found)
             known = found
-            if not follow:
+            if not follow or interrupted():
                 return
             time.sleep(FOLLOW_S)
 

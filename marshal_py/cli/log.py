@@ -113,7 +113,7 @@ def tail(
         raise typer.BadParameter("give --raw or --json, not both")
     hidden = _hidden(types or [], no_heartbeats)
     form = "raw" if raw else "json" if options.as_json else "human"
-    with output.until_interrupted(follow), options.observer() as observer:
+    with output.until_interrupted(follow) as interrupted, options.observer() as observer:
         if observer.root is None:
             output.say(NOBODY)
 
@@ -130,6 +130,8 @@ def tail(
             _print(judged, form)
         if follow and observer.root is not None and options.dump is None:
             for news in observer.follow(group):
+                if interrupted():
+                    return
                 if news is not None and _concerns(news, group, hidden):
                     _print(news, form)
 

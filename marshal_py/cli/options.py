@@ -307,12 +307,11 @@ def _lines(path: Path | None) -> Iterator[tuple[int, str]]:
             yield number, text
 
 
-def require_group(observer: Observer | None, group: str | None, wait: bool = False, topic: str = "") -> None:
+def require_group(observer: Observer | None, group: str | None, wait: bool = False) -> None:
     """Raises CommandFailed, which suggests the nearest name, if the log that was read does not contain the group.
-    `observer`: None if nobody has begun in `topic` (Watch). `wait`: the caller follows the log and can wait for a group
-    that does not exist yet, so the function prints a line on stderr instead of raising."""
-    if observer is None:
-        raise output.CommandFailed(f"group {group!r} is not in {topic}{suggestion(group or '', [])}")
+    `wait`: the caller follows the log and can wait for a group that does not exist yet, so the function prints a line
+    on stderr instead of raising."""
+    assert observer is not None  # a Watch has one after a refresh
     if group is None or any(found.name == group for _, found in observer.groups()):
         return
     observer.fold()  # the other logs

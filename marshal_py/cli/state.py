@@ -193,7 +193,7 @@ def _lag(options: ReadTableOptions, group: str) -> None:
                 list(watch.groups()), map(_group_row, watch.groups()), GROUP_FIELDS, GROUP_COLUMNS, _group_cells
             )
             return
-        require_group(watch.observer, group, topic=options.coordination_topic)
+        require_group(watch.observer, group)
         (found,) = watch.groups()
     columns = ("topic", "partition", "owner", "position", "end", "lag", "per second", "time", "oldest", "parked")
     if options.show(found, found.partitions, PartitionHealth.__struct_fields__, columns, _lag_cells):

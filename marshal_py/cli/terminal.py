@@ -6,6 +6,7 @@ Ctrl-C stays a signal, and so does ctrl-Z, which gives the terminal back until `
 from __future__ import annotations
 
 import codecs
+import errno
 import logging
 import os
 import re
@@ -106,8 +107,10 @@ class Terminal:
             self._open = opened.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         self._open.close()
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            raise KeyboardInterrupt from error  # the terminal is gone
 
     def _signalled(self, number: int, _frame: object) -> None:
         self._stop = self._stop or number == signal.SIGTSTP
@@ -126,11 +129,12 @@ class Terminal:
 
     def _give_back(self) -> None:
         live, self._live = self._live, None
-        try:
-            if live is not None:
-                live.stop()
-        finally:
-            termios.tcsetattr(self._stdin, termios.TCSADRAIN, self._kept)
+        with suppress(OSError, termios.error):  # of a terminal that is gone
+            try:
+                if live is not None:
+                    live.stop()
+            finally:
+                termios.tcsetattr(self._stdin, termios.TCSADRAIN, self._kept)
 
     def size(self) -> tuple[int, int]:
         """Returns the columns and the lines that there are now, whatever the environment says."""

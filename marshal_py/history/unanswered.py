@@ -9,6 +9,8 @@ How far handlers are is the position; in at-most-once mode, where grants move th
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, Partition
 from marshal_py.protocol.wire.identity import TopicPartition
@@ -57,6 +59,12 @@ class Unanswered:
                 self._since.pop(key, None)
             elif self._since.get(key, (0, 0, b"", 0))[:3] != now:
                 self._since[key] = *now, time_ms
+
+    def forget(self, groups: Collection[str]) -> None:
+        """Forgets all groups but these."""
+        self._since = {key: each for key, each in self._since.items() if key[0] in groups}
+        self._finished = {key: each for key, each in self._finished.items() if key[0] in groups}
+        self._stood = {key: each for key, each in self._stood.items() if key[0] in groups}
 
     def stands(self, group: Group) -> dict[TopicPartition, int]:
         """Returns since when the position of a partition has not moved, in ms since 1970, though its owner has finished

@@ -73,9 +73,6 @@ class TopicInfo(NamedTuple):
     topic_id: str = ""
 
 
-BROKER_LIMITS: Final = ("message.max.bytes", "num.partitions", "default.replication.factor")
-
-
 class Replicas(NamedTuple):
     """Where a partition is, by numbers of brokers. `leader`: -1 if it has none now."""
 
@@ -90,6 +87,9 @@ class BrokerInfo(Struct, frozen=True):
     id: int
     address: str
     rack: str = ""
+
+
+BROKER_LIMITS: Final = ("message.max.bytes", "num.partitions", "default.replication.factor")
 
 
 class ClusterInfo(NamedTuple):

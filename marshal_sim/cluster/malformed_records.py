@@ -12,7 +12,8 @@ from typing import Final
 from zlib import crc32
 
 from marshal_py.protocol.fold import rationalizer
-from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS
+from marshal_py.protocol.fold.snapshot import STATE_FORMAT
+from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, FOLD_VERSION
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import HASH_NAME, NONE
 from marshal_py.protocol.wire.records import (
@@ -54,7 +55,7 @@ EXTREME: Final[tuple[Record, ...]] = (
     Note(OFFSET_MAX, "extreme"),
 )
 HEADER_TO_GROUP: Final = 12  # bytes before the group id
-NO_GROUPS: Final = bytes((0x94, 2, 2, 0, 0x90))  # N2 of log 0: format 2, fold version 2
+NO_GROUPS: Final = bytes((0x94, STATE_FORMAT, FOLD_VERSION, 0, 0x90))  # N2 of log 0: format 2, fold version 2
 
 
 def _sealed(value: bytes, incarnation: bytes) -> bytes:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from marshal_py.admin.examination import Examination
 from marshal_py.admin.views import diagnosis
-from marshal_py.admin.watch import ARRIVALS_MAX, Watch
+from marshal_py.admin.watch import ARRIVALS_MAX, SETTINGS_MAX, Watch
 from marshal_py.errors import ClusterUnreachable
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition, route
 from marshal_py.protocol.wire.records import ClaimState, Evict, GroupConfig, Heartbeat, Leave, Topology
@@ -103,6 +104,20 @@ def test_a_clock_that_is_wrong_makes_nobody_silent(scene: Scene) -> None:
         scene.watch._judged.clear()
         scene.watch.refresh()
         assert (scene.watch.groups()[0].causes, scene.watch.groups()[0].fresh) == ({}, 1)
+
+
+def test_a_reader_that_looks_once_knows_the_retention_of_all_topics(scene: Scene) -> None:
+    """A refresh asks for that of some."""
+    topics = [f"t{number}" for number in range(SETTINGS_MAX + 1)]
+    for topic in topics:
+        scene.own("billing", f"of-{topic}", topic, 1)
+        scene.fill(topic, 0, 2)
+        scene.broker.settings[topic] |= {"retention.ms": "3600000", "cleanup.policy": "delete"}
+    with Watch(scene.observer, "billing") as watch:
+        watch.refresh()
+        watch.settle()
+        known = {row.topic for row in watch.partitions("billing") if row.retention_s is not None}
+    assert known == set(topics)
 
 
 def test_retention_is_that_of_the_topic(scene: Scene) -> None:
@@ -362,18 +377,21 @@ def test_consumers_that_die_again_and_again(
         assert found.level == ("fail" if in_cluster else "warn"), "a dump does not say that messages wait"
         assert billing.level == ("fail" if in_cluster else "warn" if said else "ok")
         assert ["have died within a minute" in notice for notice in billing.notices][: len(said)] == [True] * len(said)
+    if not in_cluster:
+        examined = Examination("__marshal").of_dump(scene.observer)
+        assert [check.name for check in examined if check.name == "crash loop"] == said, "doctor says so, too"
 
 
 def test_deaths_are_forgotten_after_a_minute(scene: Scene) -> None:
     die(scene, 3, 5_000)
     with Watch(scene.observer, "billing", in_cluster=False) as watch:
         watch.refresh()
-        assert watch.tally("billing").deaths(0) == 3
+        assert watch._looking.deaths("billing", 0) == 3
         scene.now_ms += 58_000
         keeper = scene.join("billing", "keeper", "orders")
         watch.refresh()
-        assert watch.tally("billing").deaths(0) == 1
+        assert watch._looking.deaths("billing", 0) == 1
         scene.now_ms += 4_000
         scene.write(Heartbeat(keeper, 1, ()), "billing")
         watch.refresh()
-        assert watch.tally("billing").deaths(0) == 0
+        assert watch._looking.deaths("billing", 0) == 0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
+import subprocess
+import termios
 from collections.abc import Iterator
 
 import pytest
 
 from marshal_py.cli.terminal import keys_of, scrolled
-from tests.cli.shell import DEADLINE_S, MODULE, Shell
+from tests.cli.shell import DEADLINE_S, MODULE, REPOSITORY, Shell
 from tests.support.terminal import CTRL_C, CTRL_Z, Terminal
 
 MARSHAL = shlex.join(MODULE)
@@ -72,6 +75,27 @@ def test_a_terminal(terminal: Terminal, billing: str) -> None:
     terminal.type(CTRL_C)
     terminal.wait("\x1b[?1049l")
     assert modes(terminal) == before
+
+
+def test_a_terminal_that_goes_away_ends_it_as_ctrl_c_does(shell: Shell, billing: str) -> None:
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(ours, (24, 80))
+    arguments = [*MODULE, "state", billing, "--watch", "0.1"]
+    environment = shell.environment({"TERM": "xterm-256color"})
+    process = subprocess.Popen(
+        arguments, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, cwd=REPOSITORY, env=environment
+    )
+    try:
+        os.close(theirs)
+        shown = b""
+        while b"group billing" not in shown:
+            shown += os.read(ours, 4_096)
+        os.close(ours)
+        assert process.communicate(timeout=DEADLINE_S) == (None, b"")
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_pipe(shell: Shell, billing: str) -> None:

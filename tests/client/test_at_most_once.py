@@ -12,10 +12,12 @@ from marshal_py.errors import ModeMismatch
 from marshal_py.protocol.claims.delivery import AtMostOnce
 from marshal_py.protocol.wire.records import Evict
 from tests.support.client_fixtures import (
+    CALM_S,
     ConsumerProcess,
     EmbeddedTestCluster,
     MemoryTestCluster,
     TestCluster,
+    calm,
     collect,
     joined,
     owns,
@@ -32,7 +34,7 @@ def test_everything_is_delivered_under_grants_and_once(cluster: TestCluster) -> 
     cluster.fill(topic, 0, 30)
     cluster.fill(topic, 1, 30)
     group = cluster.group()
-    with cluster.connect() as marshal, joined(marshal, group, [topic], delivery=AMO) as consumer:
+    with cluster.connect() as marshal, calm(marshal, group, [topic], delivery=AMO) as consumer:
         seen = []
         for message in consumer:
             seen.append((message.partition, message.offset))
@@ -46,7 +48,7 @@ def test_everything_is_delivered_under_grants_and_once(cluster: TestCluster) -> 
 
 
 def test_fetch_and_next_bring_the_same(cluster: TestCluster) -> None:
-    with cluster.reading(20, delivery=AMO) as consumer:
+    with cluster.reading(20, delivery=AMO, heartbeat_interval_s=CALM_S) as consumer:
         first = consumer.next(expires_s=30)
         assert first is not None
         assert first.ack() is True
@@ -59,7 +61,7 @@ def test_a_fetch_that_is_larger_than_the_grants_does_not_wait_in_vain(cluster: T
     """Two ranges are granted ahead; a larger batch can never be filled."""
     topic = cluster.topic()
     cluster.fill(topic, 0, 60)
-    with cluster.connect() as marshal, joined(marshal, cluster.group(), [topic], delivery=AMO) as consumer:
+    with cluster.connect() as marshal, calm(marshal, cluster.group(), [topic], delivery=AMO) as consumer:
         seen: list[int] = []
         while len(seen) < 40:
             batch = consumer.fetch(1_000, min_messages=1_000, expires_s=3_000)
@@ -73,14 +75,14 @@ def test_what_stop_dropped_is_counted_and_never_delivered(cluster: TestCluster) 
     cluster.fill(topic, 0, 20)
     group = cluster.group()
     with cluster.connect() as marshal:
-        consumer = joined(marshal, group, [topic], delivery=AMO)
+        consumer = calm(marshal, group, [topic], delivery=AMO)
         seen = [m.offset for m in collect(consumer, 3)]
         consumer.stop()
         dropped = consumer.cached_info().grants_dropped
         ranges = [(event.offset, event.to) for event in consumer.events() if event.kind == "amo_dropped"]
         assert sum(to - from_ for from_, to in ranges) == dropped
         cluster.fill(topic, 0, 5, first=20)
-        with joined(marshal, group, [topic], delivery=AMO) as successor:
+        with calm(marshal, group, [topic], delivery=AMO) as successor:
             rest = [m.offset for m in collect(successor, 25 - 3 - dropped)]
         assert seen + [o for from_, to in ranges for o in range(from_, to)] + rest == list(range(25))
 
@@ -92,14 +94,14 @@ def test_drain_delivers_what_is_buffered(cluster: TestCluster) -> None:
     group = cluster.group()
     with cluster.connect() as marshal:
         seen: list[int] = []
-        consumer = joined(marshal, group, [topic], delivery=AMO)
+        consumer = calm(marshal, group, [topic], delivery=AMO)
         for message in consumer:
             seen.append(message.offset)
             if len(seen) == 2:
                 consumer.drain(30)
         assert consumer.cached_info().closed
         assert consumer.cached_info().grants_dropped == 0
-        with joined(marshal, group, [topic], delivery=AMO) as successor:
+        with calm(marshal, group, [topic], delivery=AMO) as successor:
             rest = [m.offset for m in collect(successor, 30 - len(seen))] if len(seen) < 30 else []
         assert seen + rest == list(range(30))
 

@@ -7,7 +7,6 @@ from typing import cast
 
 import pytest
 
-from marshal_py import Consumer, Marshal
 from marshal_py.client.delivery import grants
 from marshal_py.client.delivery.buffers import Buffer
 from marshal_py.client.delivery.prefetch import HandlingRate
@@ -16,7 +15,7 @@ from marshal_py.protocol.claims.delivery import AtMostOnce, Grant
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.memory_broker import MemoryMessage
 from marshal_py.transport.ports import DataSource
-from tests.support.client_fixtures import CALM_S, TestCluster, joined
+from tests.support.client_fixtures import TestCluster, calm
 
 MOST = 100  # messages per grant
 pytestmark = pytest.mark.bounds(grant=MOST)
@@ -55,11 +54,6 @@ class Ends:
 
     def fetching(self, tp: TopicPartition) -> bool:
         return self._fetching
-
-
-def calm(marshal: Marshal, group: str, topics: list[str]) -> Consumer:
-    """A consumer that loses no grant because this machine stands still for a while."""
-    return joined(marshal, group, topics, delivery="at_most_once", heartbeat_interval_s=CALM_S)
 
 
 def rate(per_second: int) -> HandlingRate:
@@ -169,7 +163,7 @@ def test_everything_comes_once(cluster: TestCluster, monkeypatch: pytest.MonkeyP
     for partition in (0, 1):
         cluster.fill(topic, partition, 3_000)
     seen: list[tuple[int, int]] = []
-    with cluster.connect() as marshal, calm(marshal, group, [topic]) as consumer:
+    with cluster.connect() as marshal, calm(marshal, group, [topic], delivery="at_most_once") as consumer:
         while len(seen) < 6_000:
             batch = consumer.fetch(500, expires_s=30)
             seen += [(message.partition, message.offset) for message in batch]
@@ -187,9 +181,9 @@ def test_what_was_granted_and_not_fetched_is_given_back(cluster: TestCluster, mo
     topic, group = cluster.topic(), cluster.group()
     cluster.fill(topic, 0, 2_000)
     with cluster.connect() as marshal:
-        with calm(marshal, group, [topic]) as consumer:
+        with calm(marshal, group, [topic], delivery="at_most_once") as consumer:
             seen = [message.offset for message in consumer.fetch(200, expires_s=30)]
-        with calm(marshal, group, [topic]) as successor:
+        with calm(marshal, group, [topic], delivery="at_most_once") as successor:
             while len(seen) < 2_000:
                 seen += [message.offset for message in successor.fetch(1_000, expires_s=1)]
     assert seen == list(range(2_000))
@@ -201,7 +195,7 @@ def test_a_batch_waits_for_what_is_granted_and_comes(cluster: TestCluster, monke
     always_fast(monkeypatch)
     topic = cluster.topic()
     cluster.fill(topic, 0, 2_000)
-    with cluster.connect() as marshal, calm(marshal, cluster.group(), [topic]) as consumer:
+    with cluster.connect() as marshal, calm(marshal, cluster.group(), [topic], delivery="at_most_once") as consumer:
         assert len(consumer.fetch(600, min_messages=600, expires_s=3_000)) == 600
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 
-from marshal_py import Consumer, Marshal, Message
+from marshal_py import Consumer, Message
 from marshal_py.client.delivery import prefetch
 from marshal_py.client.delivery.buffers import MERGED_MAX, Buffer, Reserved
 from marshal_py.client.delivery.delivery_queue import AHEAD_MESSAGES_MAX
@@ -35,17 +35,12 @@ from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.memory import MemoryWriter
 from marshal_py.transport.memory_broker import MemoryMessage
-from tests.support.client_fixtures import CALM_S, collect, joined, owns, places, until
+from tests.support.client_fixtures import calm, collect, joined, owns, places, until
 from tests.support.one_queue import BLOCK, OneQueueSource, OneQueueTestCluster
 
 PARTITIONS = 12
 FILLED = 3 * BLOCK  # messages of each partition
 KINDS = ("at_least_once", "at_most_once")
-
-
-def calm(marshal: Marshal, group: str, topics: list[str], **options: Any) -> Consumer:
-    """A consumer that loses no grant because this machine stands still for a while."""
-    return joined(marshal, group, topics, heartbeat_interval_s=CALM_S, **options)
 
 
 @pytest.fixture

@@ -203,6 +203,11 @@ def joined(marshal: Marshal, group: str, topics: Iterable[str], **options: Any) 
     return marshal.consumer(group, list(topics), **options)
 
 
+def calm(marshal: Marshal, group: str, topics: Iterable[str], **options: Any) -> Consumer:
+    """A consumer that loses no grant because this machine stands still for a while."""
+    return joined(marshal, group, topics, heartbeat_interval_s=CALM_S, **options)
+
+
 def planning(marshal: Marshal, group: str, topics: Iterable[str], **options: Any) -> Planner:
     """A planner with the same defaults."""
     options = {"heartbeat_interval_s": INTERVAL_S, "start": "earliest", **options}

@@ -224,11 +224,7 @@ def _empty(name: str) -> Check:
 
 def of_retention(name: str, rows: Iterable[PartitionHealth]) -> Iterator[Check]:
     """Yields a check of the partitions whose oldest unfinished message Kafka soon deletes because of its age."""
-    used: dict[str, float] = {}
-    for row in rows:
-        if row.retention_s is not None:
-            age_s = row.oldest_s or 0.0
-            used[f"{row.topic}:{row.partition}"] = age_s / (age_s + row.retention_s) if row.retention_s else 1.0
+    used = {f"{row.topic}:{row.partition}": part for row in rows if (part := row.retention_used) is not None}
     near = [place for place, part in used.items() if part >= RETENTION_NEAR]
     if near:
         worst = max(used.values())
@@ -281,7 +277,7 @@ def _of_limits(found: GroupHealth, limits: Limits, in_cluster: bool) -> Iterator
         elif untold:
             yield Check("lag", "unknown", f"{found.group!r}: {_why_untold(found, untold, in_cluster)}")
     if limits.age_s is not None:
-        ageless = [row for row in found.partitions if row.lag and row.oldest_s is None]
+        ageless = [row for row in found.partitions if row.lag and row.oldest_s is None and row.retention_s != 0]
         if (found.oldest_s or 0) > limits.age_s:
             text = f"the oldest unfinished message is {found.oldest_s:.0f} s old, more than {limits.age_s:g} s"
             yield Check("age", "fail", f"{found.group!r}: {text}")

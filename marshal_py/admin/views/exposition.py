@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
+from marshal_py.admin.views.diagnosis import EXIT_CODES
 from marshal_py.admin.views.group_info import GroupHealth, MemberInfo, PartitionHealth
 from marshal_py.admin.views.health import GAPS_S, Tally
 from marshal_py.protocol.member.advisory import ALARMING, LOCAL
 
 GRANULARITIES: Final = ("group", "topic", "partition")
-LEVELS: Final = {"ok": 0, "warn": 1, "fail": 2}
 SETTLED_MS: Final = 10_000  # after a move a partition's lag says how the move went, and not how many consumers it needs
 
 Number = int | float | None
@@ -64,12 +64,13 @@ class Dialect(NamedTuple):
     owner: bool = False
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Returns the text of a label's value."""
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def _by(label: str, values: Mapping[str, Number], suffix: str = "") -> Labelled:
-    return [(suffix, f'{label}="{_escaped(name)}"', value) for name, value in values.items()]
+    return [(suffix, f'{label}="{escaped(name)}"', value) for name, value in values.items()]
 
 
 def _gaps(shown: Shown) -> Labelled:
@@ -86,12 +87,8 @@ def _worst(figures: Iterable[float | None], lag: int | None) -> float | None:
 
 
 def _retention_used(shown: Shown) -> float | None:
-    used = [
-        1.0 if not row.retention_s else (row.oldest_s or 0.0) / ((row.oldest_s or 0.0) + row.retention_s)
-        for row in shown.health.partitions
-        if row.retention_s is not None
-    ]
-    return max(used, default=None)
+    used = (row.retention_used for row in shown.health.partitions)
+    return max((part for part in used if part is not None), default=None)
 
 
 def _states(shown: Shown) -> Labelled:
@@ -102,7 +99,7 @@ def _states(shown: Shown) -> Labelled:
 
 def _sessions(shown: Shown) -> Labelled:
     return [
-        ("", f'client_id="{_escaped(one.client_id)}",session="{one.session}"', one.last_sign_s) for one in shown.members
+        ("", f'client_id="{escaped(one.client_id)}",session="{one.session}"', one.last_sign_s) for one in shown.members
     ]
 
 
@@ -111,7 +108,7 @@ def _advisories(shown: Shown) -> Labelled:
 
 
 def _owner(row: PartitionHealth) -> Labelled:
-    return [("", f'client_id="{_escaped(row.owner or "")}"', int(row.owner is not None))]
+    return [("", f'client_id="{escaped(row.owner or "")}"', int(row.owner is not None))]
 
 
 OWN: Final = Dialect(
@@ -120,7 +117,7 @@ OWN: Final = Dialect(
         Family(
             "marshal_group_level",
             "0: ok, 1: a warning, 2: all or a part stands still.",
-            lambda s: LEVELS[s.health.level],
+            lambda s: EXIT_CODES[s.health.level],
         ),
         Family(
             "marshal_group_not_consumed",
@@ -326,16 +323,16 @@ def page(groups: Iterable[Shown], names: str = "marshal", granularity: str = "pa
     """Returns the text. `names`: of DIALECTS; `granularity`: of GRANULARITIES; `cluster`: for dialects that name it."""
     dialect = DIALECTS[names]
     of_group, of_topic, of_partition = dialect.labels
-    prefix = f'{dialect.cluster}="{_escaped(cluster)}",' if dialect.cluster else ""
+    prefix = f'{dialect.cluster}="{escaped(cluster)}",' if dialect.cluster else ""
     whole: list[tuple[str, Any]] = []
     topics: list[tuple[str, Any]] = []
     partitions: list[tuple[str, Any]] = []
     ends: dict[str, Any] = {}
     for shown in groups:
-        group = f'{prefix}{of_group}="{_escaped(shown.health.group)}"'
+        group = f'{prefix}{of_group}="{escaped(shown.health.group)}"'
         whole.append((group, shown))
         for each in _topics(shown.health) if granularity != "group" else ():
-            named = f'{of_topic}="{_escaped(each.topic)}"'
+            named = f'{of_topic}="{escaped(each.topic)}"'
             topics.append((f"{group},{named}", each))
             for row in each.rows if granularity == "partition" else ():
                 place = f'{named},{of_partition}="{row.partition}"'
@@ -376,7 +373,7 @@ def _topics(health: GroupHealth) -> Iterator[TopicRows]:
 
 def _owner_labels(row: PartitionHealth) -> str:
     session = "" if row.session is None else row.session
-    return f',member_host="",consumer_id="{session}",client_id="{_escaped(row.owner or "")}"'
+    return f',member_host="",consumer_id="{session}",client_id="{escaped(row.owner or "")}"'
 
 
 def for_scaler(health: GroupHealth, tally: Tally, now_ms: int) -> dict[str, Any]:

@@ -241,6 +241,14 @@ class PartitionHealth(PartitionState, frozen=True):
     oldest_s: float | None
     retention_s: float | None
 
+    @property
+    def retention_used(self) -> float | None:
+        """Returns which part of the retention its oldest unfinished message has used, 1 if it may be deleted."""
+        if self.retention_s is None:
+            return None
+        age_s = self.oldest_s or 0.0
+        return age_s / (age_s + self.retention_s) if self.retention_s else 1.0
+
 
 class GroupHealth(Struct, frozen=True):
     """A group: what is wrong (`level`: the worst of `findings`; `notices`: the same in words), who is there, and how

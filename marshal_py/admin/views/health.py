@@ -21,10 +21,9 @@ from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.protocol.member.waiting import Standstill
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
-from marshal_py.protocol.wire.records import MODE_NAMES, Evict, Heartbeat, Leave
-from marshal_py.protocol.wire.wills import died
+from marshal_py.protocol.wire.records import MODE_NAMES, Evict, Heartbeat
 
-MOVES: Final = frozenset({"claimed", "released", "lost", "parked"})  # advisories of a partition's new owner
+MOVES: Final = frozenset({"claimed", "released", "lost", "parked"})  # advisories of a claim that begins or ends
 GAPS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # upper bounds of the histogram of gaps
 
 
@@ -56,7 +55,6 @@ class Tally:
         self.gaps: list[int] = [0] * (len(GAPS_S) + 1)
         self.gaps_s: float = 0.0
         self.moved_ms: dict[tuple[str, int], int] = {}
-        self._died_ms: dict[int, int] = {}  # by session
         self._free_ms: dict[tuple[str, int], int] = {}  # since when nobody works on the partition
         self._attempts: dict[TopicPartition, tuple[int, int]] = {}  # position, and its deliveries
 
@@ -81,17 +79,6 @@ class Tally:
                 self._gap(max(0, time_ms - since_ms) / 1000)
         if self._free_ms and (group.paused or not group.sessions):
             self._free_ms.clear()
-
-    def note_death(self, verdict: Verdict, time_ms: int) -> None:
-        """Notes whether a record ended a session that was dead, also if the record is older than what is counted."""
-        record = verdict.record
-        if verdict.accepted and (isinstance(record, Evict) or (isinstance(record, Leave) and died(record))):
-            self._died_ms[record.session] = time_ms
-
-    def deaths(self, since_ms: int) -> int:
-        """Returns how many sessions have died since a time, and forgets the older ones. `since_ms` never falls."""
-        self._died_ms = {session: at_ms for session, at_ms in self._died_ms.items() if at_ms >= since_ms}
-        return len(self._died_ms)
 
     def _deliveries(self, tp: TopicPartition, position: int, attempts: int) -> None:
         was_at, was = self._attempts.pop(tp, (NONE, 1))

@@ -19,8 +19,9 @@ from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.waiting import HANGS_MS, UNOWNED_MS, Facts, Standstill, standstills
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
-from marshal_py.protocol.wire.records import Heartbeat, Note
+from marshal_py.protocol.wire.records import Evict, Heartbeat, Leave, Note
 from marshal_py.protocol.wire.subscription import consumed
+from marshal_py.protocol.wire.wills import died
 
 STANDS_MS: Final = 30_000  # a position that stays so long, though later messages are finished
 POISON_DELIVERIES: Final = 5  # of the message at a position, as consumers count
@@ -37,6 +38,7 @@ class Looking:
         self._held_up: dict[tuple[str, TopicPartition], tuple[Note, int]] = {}  # the newest, with its timestamp
         self._recent: dict[int, tuple[int, int]] = {}  # by log: UNOWNED_MS before a time begins at that offset
         self._first_ms: dict[int, int] = {}  # by log: timestamp of the first record that was read
+        self._died_ms: dict[str, dict[int, int]] = {}  # by group and session
 
     def read(self, judged: Judged) -> None:
         record, verdict = judged
@@ -47,10 +49,28 @@ class Looking:
         if verdict.accepted and isinstance(noted, Note) and noted.kind == "held_up":
             tp = TopicPartition(noted.topic, noted.partition)
             self._held_up[verdict.group, tp] = noted, record.timestamp_ms
+        if verdict.accepted and (isinstance(noted, Evict) or (isinstance(noted, Leave) and died(noted))):
+            self._died_ms.setdefault(verdict.group, {})[noted.session] = record.timestamp_ms
         group = self._observer.worlds[record.log].groups.get(verdict.group)
         if record.log not in self._unanswered:
             self._unanswered[record.log] = Unanswered()
         self._unanswered[record.log].read(group, verdict, record.timestamp_ms)
+
+    def forget(self, names: Collection[str]) -> None:
+        """Forgets all groups but these."""
+        self._pauses = {name: each for name, each in self._pauses.items() if name in names}
+        self._died_ms = {name: each for name, each in self._died_ms.items() if name in names}
+        self._held_up = {key: each for key, each in self._held_up.items() if key[0] in names}
+        for unanswered in self._unanswered.values():
+            unanswered.forget(names)
+
+    def deaths(self, group: str, since_ms: int) -> int:
+        """Returns how many sessions of a group have died since a time, and forgets the older ones. `since_ms` never
+        falls."""
+        kept = {session: at_ms for session, at_ms in self._died_ms.pop(group, {}).items() if at_ms >= since_ms}
+        if kept:
+            self._died_ms[group] = kept
+        return len(kept)
 
     def pause_history(self, log: int, group: Group) -> PauseHistory:
         """Returns what the log says about the group's pause, also if that is older than what was read."""

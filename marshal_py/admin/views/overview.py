@@ -34,6 +34,7 @@ from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
 from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import BEYOND_END, LAG_UNKNOWN, MODE_NAMES, RECREATED, GroupConfig
 from marshal_py.protocol.wire.subscription import names_of
+from marshal_py.transport.ports import TopicInfo
 
 SKEW_MS: Final = 2_000  # a smaller difference may be a record's latency
 
@@ -74,6 +75,12 @@ def existing(group: Group) -> dict[TopicPartition, Partition]:
         for tp, partition in group.partitions.items()
         if partition.owner != NONE or tp.partition < counts.get(tp.topic, tp.partition + 1)
     }
+
+
+def gone(group: Group, infos: Mapping[str, TopicInfo | None]) -> list[str]:
+    """Returns the topics of a group that the cluster does not have. `infos`: None for such a one; without those of
+    which nothing is known."""
+    return [topic for topic in sorted(topics(group)) if topic in infos and infos[topic] is None]
 
 
 class Stopped(NamedTuple):

@@ -55,7 +55,8 @@ class Trends:
 
 def _comparable(before: _Figures, now: _Figures) -> bool:
     """Returns whether the difference says something: a reader that began anew counts from 0 again."""
-    return before.unknown == now.unknown and before.time_ms < now.time_ms and before.redelivered <= now.redelivered
+    grown = before.redelivered <= now.redelivered and before.dead_letters <= now.dead_letters
+    return grown and before.unknown == now.unknown and before.time_ms < now.time_ms
 
 
 def _change(before: _Figures, now: _Figures) -> dict[str, float | None]:
@@ -71,5 +72,5 @@ def _change(before: _Figures, now: _Figures) -> dict[str, float | None]:
         if now.lag and growth < 0:
             found["zero_s"] = round(now.lag / -growth, 1)
     found["redelivered_per_second"] = round((now.redelivered - before.redelivered) / elapsed_s, 2)
-    found["dead_letters_per_second"] = round(max(0, now.dead_letters - before.dead_letters) / elapsed_s, 2)
+    found["dead_letters_per_second"] = round((now.dead_letters - before.dead_letters) / elapsed_s, 2)
     return found

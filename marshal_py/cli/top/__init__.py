@@ -34,7 +34,6 @@ EXAMPLE: Final = output.example("marshal top --once")
 LEAST_S: Final = 0.2  # a refresh of thousands of partitions takes a third of it
 LATE_S: Final = 5.0  # an answer takes so long only if something is wrong
 LOOK_S: Final = 1.0  # how often the screen looks whether the rows are late
-BUSY_S: Final = 30.0  # how long the end waits for a change that was begun
 
 
 class TopPicture(Struct, frozen=True):
@@ -79,20 +78,20 @@ def top(
     if times_ms is not None:
         at_ms = times_ms[1] if at_ms is None else min(max(at_ms, times_ms[0]), times_ms[1])
     source = Source(open_observer, group, at_ms)
-    with output.until_interrupted(live):
+    with output.until_interrupted(live) as interrupted:
         source.look()
         observer = source.observer
-        if at is not None and observer is not None and "time_lookup" not in observer.admin.capabilities:
+        if at is not None and "time_lookup" not in observer.admin.capabilities:
             raise output.CommandFailed("this broker cannot look up times; a dump can")
         if group is not None:
-            require_group(observer, group, topic=options.coordination_topic)
+            require_group(observer, group)
         if not live:
             if at_ms is None:
                 time.sleep(interval)
             _print(options, source)
             return
         with Terminal(output.console()) as terminal:
-            _Top(options, source, terminal, interval, write, times_ms).run(group)
+            _Top(options, source, terminal, interval, write, times_ms).run(group, interrupted)
 
 
 def _reader(options: ReadOptions) -> tuple[Callable[[], Observer], tuple[int, int] | None]:
@@ -109,8 +108,7 @@ def _print(options: ReadOptions, source: Source) -> None:
     seen = source.look()
     rows = choosing.groups(Screen(), Rows(seen.groups))
     if options.as_json:
-        topic = options.coordination_topic if source.observer is None else source.observer.topic
-        output.print_json(TopPicture(topic, time_of(seen.as_of_ms), rows))
+        output.print_json(TopPicture(source.observer.topic, time_of(seen.as_of_ms), rows))
         return
     names = [one.name.lower() for one in picture.COLUMNS]
     cells = ([row.group, *(one.text(row) for one in picture.COLUMNS), picture.why(row)] for row in rows)
@@ -137,13 +135,13 @@ class _Top:
         self._changing: threading.Thread | None = None
         self._drawn: object = None
 
-    def run(self, group: str | None) -> None:
+    def run(self, group: str | None, interrupted: Callable[[], bool]) -> None:
         screen = Screen(at_ms=self._source.at_ms)
         if group is not None:
             screen = screen._replace(view="group", group=group)
         self._source.start(self._interval_s, self._see)
         try:
-            while True:
+            while not interrupted():
                 if not screen.frozen:
                     self._shown = self._seen
                 size = Size(*self._terminal.size())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
+from marshal_py.admin.views.diagnosis import LEVELS
 from marshal_py.admin.views.group_info import MemberInfo, PartitionHealth
 from marshal_py.admin.views.trends import GroupTrend
 from marshal_py.cli.terminal import scrolled
@@ -17,16 +18,13 @@ MOVES: Final = {"up": "up", "k": "up", "down": "down", "j": "down"}
 CHANGES: Final = {"p": "pause", "r": "resume", "d": "step_down"}
 
 
-LEVELS: Final = {"fail": 0, "unknown": 1, "warn": 2, "ok": 3}
-
-
 def _most(value: float | None) -> float:
     return float("inf") if value is None else -value
 
 
 # By what groups can be sorted, the worst first, and how.
 SORTS: Final[dict[str, Callable[[GroupTrend], Any]]] = {
-    "trouble": lambda row: (LEVELS[row.level], -sum(row.causes.values()), _most(row.oldest_s)),
+    "trouble": lambda row: (LEVELS.index(row.level), -sum(row.causes.values()), _most(row.oldest_s)),
     "oldest": lambda row: _most(row.oldest_s),
     "lag": lambda row: _most(row.lag),
     "growth": lambda row: _most(row.lag_per_second),

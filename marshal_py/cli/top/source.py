@@ -52,8 +52,9 @@ class Source:
         return Watch(self._open, self._group, in_cluster=self.at_ms is None, believes=True)
 
     @property
-    def observer(self) -> Observer | None:
-        """What has read the log; None if nobody has begun there."""
+    def observer(self) -> Observer:
+        """What has read the log, after `look`."""
+        assert self._watch.observer is not None
         return self._watch.observer
 
     def look(self) -> Seen:

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Final
 
 from marshal_py.client.connection.context import POLL_S_MAX, Context
@@ -199,7 +200,7 @@ class Loop:
         world = self.open_world(0, None, deadline)
         if world.genesis is None:
             foreign_topics.check(*asked)
-            self._write_genesis(world, None, count, deadline)
+            self._write_genesis(world, lambda: self._new_root(count), deadline)
         assert world.genesis is not None
         if world.genesis.partitions > count:
             raise TopicRecreated(0, f"{world.genesis.partitions} partitions", str(count))
@@ -222,7 +223,7 @@ class Loop:
             opening.release()
         self._catch_up(world, deadline)
         if root is not None and world.genesis is None:
-            self._write_genesis(world, root, root.partitions, deadline)
+            self._write_genesis(world, lambda: root, deadline)
         return world
 
     def _begin(self, number: int, root: Genesis | None, deadline: float) -> World:
@@ -272,14 +273,15 @@ class Loop:
             return
 
     def _new_root(self, partitions: int) -> Genesis:
+        """Returns a root with an incarnation that nobody else has (L3)."""
         created_ms = self._context.clock.now().wall_ms
         incarnation = created_ms.to_bytes(6, "big") + self._context.draw(10)
         return Genesis(incarnation, partitions, HASH_NAME, rationalizer.PROTOCOL_VERSION)
 
-    def _write_genesis(self, world: World, root: Genesis | None, partitions: int, deadline: float) -> None:
-        """Writes `root`, or each time a new root, until the log has accepted a Genesis, of whatever client (L3, L5)."""
+    def _write_genesis(self, world: World, make: Callable[[], Genesis], deadline: float) -> None:
+        """Writes what `make` returns, again and again, until the log has accepted a Genesis of whatever client (L5)."""
         while world.genesis is None:
-            genesis = root or self._new_root(partitions)
+            genesis = make()
             self._context.coordination.append(world.log, b"", codec.encode(genesis, "", genesis.incarnation))
             attempt = min(deadline, time.monotonic() + GENESIS_S)
             try:

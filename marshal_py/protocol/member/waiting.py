@@ -43,9 +43,8 @@ CAUSES: Final = {
     "unowned": f"messages wait, consumers are there, and for {UNOWNED_MS // 1000} s nobody has owned the partition",
     "fenced": "the consumer reads no sign of life of its own back, so it delivers nothing",
 }
-OBSERVED: Final = frozenset(
-    {"pause_over", "no_consumer", "silent", "unowned"}
-)  # an observer can tell these, a consumer cannot
+# An observer can tell these, a consumer cannot.
+OBSERVED: Final = frozenset({"pause_over", "no_consumer", "silent", "unowned"})
 FAILS: Final = frozenset({"topic_gone", "parked", "no_consumer", "silent", "unowned"})  # see `fails`
 LASTING: Final = frozenset({"conditions", "unassigned", "unlisted"})  # by settings alone: no restart or wait ends them
 
@@ -69,8 +68,8 @@ class Standstill(NamedTuple):
 class Facts(NamedTuple):
     """What a reader of a group knows beyond its log. The defaults are for one that knows nothing. `now_ms`: in ms since
     1970. `pause`: the running pause in words, `pause_over`: whether its time is over, and nobody is there to end it.
-    `parked`: as the reader tells it; None: as the log does. `gone`: topics
-    that the cluster does not have. `lag`: messages that wait in all partitions without an owner together; 0 if unknown.
+    `parked`: as the reader tells it; None: as the log does. `gone`: topics that the cluster does not have. `lag`:
+    messages that wait in all partitions without an owner together; 0 if unknown.
     `silent`: ms of silence by session. `unanswered`: since when, in ms since 1970, handlers have had messages of a
     partition and none was finished. `blocked`: likewise, since when the owner of a partition has finished nothing of
     any of its partitions, though a message of this one has waited for HANGS_MS. `unowned`: how many messages wait in a
