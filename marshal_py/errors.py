@@ -820,19 +820,21 @@ class AuthenticationFailed(ClusterError):
     principal: str
     reason: str
     _TEXT = (
-        "{servers} refuses to authenticate {principal}: {reason}; check sasl.username, sasl.password and sasl.mechanism"
+        "{servers} refuses to authenticate {principal}: {reason}; check sasl.mechanism, and sasl.username and "
+        "sasl.password, or what oauth_cb returns"
     )
 
 
 class TlsMismatch(ClusterError):
-    """Client and brokers disagree on TLS: only one of them uses it, or a certificate is not trusted."""
+    """Client and brokers disagree on TLS: only one of them uses it, or one does not take the other's certificate."""
 
     servers: str
     protocol: str
     reason: str
     _TEXT = (
         "no connection to {servers} with security.protocol={protocol}: {reason}; check "
-        "security.protocol, the port, and ssl.ca.location"
+        "security.protocol, the port, ssl.ca.location, and the certificates of both (who signed them, for whom, their "
+        "last day)"
     )
 
 

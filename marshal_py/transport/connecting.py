@@ -15,10 +15,10 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from marshal_py.errors import ClusterUnreachable, InvalidOption
+from marshal_py.errors import ClusterUnreachable, InvalidOption, TlsMismatch
 from marshal_py.transport import settings
 from marshal_py.transport.connection_errors import ConnectionErrors
-from marshal_py.transport.tls import tls_mismatch
+from marshal_py.transport.tls import named_cause, tls_mismatch
 
 logger: Final = logging.getLogger("marshal_py")
 
@@ -75,7 +75,7 @@ def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> st
         nonlocal warn_s, probed
         client.poll(0)
         if (refused := errors.refused()) is not None:
-            raise refused
+            raise named_cause(refused, given) if isinstance(refused, TlsMismatch) else refused
         if not probed and time.monotonic() >= began_s + PROBE_AFTER_S:
             probed = True
             if (mismatch := tls_mismatch(given)) is not None:

@@ -34,6 +34,7 @@ WRITE: Final = "Write"
 CONNECTION: Final = "Connection"  # authentication or TLS; any success disproves it
 
 _UNAUTHENTICATED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
+_TLS_REFUSED: Final = "SSL alert number"  # a server's word on our certificate, which comes after the handshake
 UNKNOWN_PRINCIPAL: Final = "User:NAME"  # the principal in an ACL if the settings name no user
 
 _REDIRECTED: Final = ("error_cb", "stats_cb", "throttle_cb")  # callbacks that the polling thread passes on
@@ -49,6 +50,11 @@ def principal_of(given: Mapping[str, Any]) -> str:
     """Returns the principal that an ACL must name. Without a user in the settings (TLS) only brokers know:
     UNKNOWN_PRINCIPAL."""
     return f"User:{given['sasl.username']}" if "sasl.username" in given else UNKNOWN_PRINCIPAL
+
+
+def told_right(given: Mapping[str, Any], text: str, right: tuple[str, str, str]) -> str:
+    """Returns what a broker said of a refusal, with the right that this client lacks: operation, kind, name."""
+    return f"{text}; {principal_of(given)} needs {right[0]} on {right[1]} {right[2]}"
 
 
 class ConnectionErrors:
@@ -69,7 +75,7 @@ class ConnectionErrors:
         code, text = error.code(), error.str()
         if code in _UNAUTHENTICATED:
             self.refuse(CONNECTION, AuthenticationFailed(self._servers, principal_of(self._given), text))
-        elif code == KafkaError._SSL:
+        elif code == KafkaError._SSL or _TLS_REFUSED in text:
             protocol = str(self._given.get("security.protocol", ""))
             self.refuse(CONNECTION, TlsMismatch(self._servers, protocol, text))
         if code != KafkaError._ALL_BROKERS_DOWN or not self.last_words:  # a message without a reason

@@ -43,6 +43,7 @@ from marshal_py.errors import (
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import embedded, settings
 from marshal_py.transport.connecting import metadata
+from marshal_py.transport.connection_errors import told_right
 from marshal_py.transport.kafka_topics import KafkaTopics
 from marshal_py.transport.ports import ALL_CAPABILITIES, Bounds, BrokerInfo, ClusterInfo, Replicas, TopicInfo
 from marshal_py.transport.requests import (
@@ -333,9 +334,14 @@ class KafkaAdmin:
 
         try:
             answers = self._ask_coordinator(ask).topic_partitions or []
+            refused = next((answer.error for answer in answers if answer.error is not None), None)
+            if refused is None:
+                return ""
+            raise KafkaException(refused)
         except (KafkaException, TimeoutError) as error:
+            if code_of(error) == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                return told_right(self._given, text_of(error), ("Read", "group", group))
             return text_of(error)
-        return next((answer.error.str() for answer in answers if answer.error is not None), "")
 
     def delete_records(self, tp: TopicPartition, before: int) -> str:
         if "truncate" not in self.capabilities:
@@ -344,6 +350,8 @@ class KafkaAdmin:
         try:
             self._client.delete_records([at], request_timeout=self._timeout_s)[at].result(self._timeout_s)
         except (KafkaException, TimeoutError) as error:
+            if code_of(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                return told_right(self._given, text_of(error), ("Delete", "topic", tp.topic))
             if code_of(error) in _DENIED:
                 return text_of(error)
             reason = self._client.reason(error)

@@ -27,7 +27,7 @@ from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.assignments import Assignments, Changes
 from marshal_py.transport.connecting import metadata
-from marshal_py.transport.connection_errors import calls_while_polled
+from marshal_py.transport.connection_errors import calls_while_polled, told_right
 from marshal_py.transport.ports import Broken, Chunk, OutOfRange
 
 # Errors on a partition that librdkafka retries itself, without a limit.
@@ -72,7 +72,7 @@ class KafkaSource:
 
     def __init__(self, configuration: Mapping[str, Any]) -> None:
         self._consumer = settings.create_client(Consumer, configuration)
-        self._servers = str(configuration["bootstrap.servers"])
+        self._given = configuration
         self._runs_user_code = calls_while_polled(configuration)
         self._assignments = Assignments()
         # Held while the client is called. Reentrant for callbacks and signal handlers, which `_inside` detects.
@@ -164,7 +164,9 @@ class KafkaSource:
         try:
             metadata(self._consumer, topic, LEARN_TIMEOUT_S)
         except KafkaException as error:
-            raise ClusterUnreachable(self._servers, f"metadata of {topic}", str(error.args[0])) from error
+            raise ClusterUnreachable(
+                str(self._given["bootstrap.servers"]), f"metadata of {topic}", str(error.args[0])
+            ) from error
 
     def carry_out(self) -> None:
         if self._client_lock.acquire(blocking=False):
@@ -371,7 +373,8 @@ class KafkaSource:
         if error.code() == KafkaError._AUTO_OFFSET_RESET:  # `position`: the refused one, not the assigned one
             self._assignments.refuse(tp, -1 if position is None else position, settings.truncation_text(error), now_ms)
         elif error.code() in _REFUSALS:
-            self._assignments.refuse_permanently(tp, error.str())
+            told = told_right(self._given, error.str(), ("Read", "topic", tp.topic))
+            self._assignments.refuse_permanently(tp, told)
         else:
             self._assignments.fail(tp, error.str(), now_ms)
 

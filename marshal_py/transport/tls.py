@@ -1,6 +1,7 @@
 """Finds out why client and server do not agree on TLS, because librdkafka does not say: asks the port itself.
 
-errors.py has the sentence (TlsMismatch). connection_errors.py has what librdkafka says of certificates and versions.
+errors.py has the sentence (TlsMismatch). connection_errors.py has what librdkafka says of certificates and versions: it
+says that a server's is not valid, and not that it has expired or is another host's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ PROBE_TIMEOUT_S: Final = 2.0
 DEFAULT_PORT: Final = 9092
 _API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)  # length, key, version, correlation id, no client id
 _ANSWER_BYTES_MAX: Final = 1 << 20
+_INVALID: Final = "certificate verify failed"  # OpenSSL's words for each of its reasons
 
 
 def tls_mismatch(given: Mapping[str, Any]) -> TlsMismatch | None:
@@ -34,6 +36,24 @@ def tls_mismatch(given: Mapping[str, Any]) -> TlsMismatch | None:
             if not ours and _speaks_tls(_address(server)):
                 return TlsMismatch(server, protocol, "this port speaks TLS")
     return None
+
+
+def named_cause(refused: TlsMismatch, given: Mapping[str, Any]) -> TlsMismatch:
+    """Returns the error with what is wrong with a server's certificate, if librdkafka refused it and a look tells."""
+    if _INVALID not in refused.reason:
+        return refused
+    for server in str(given["bootstrap.servers"]).split(","):
+        try:
+            context = ssl.create_default_context(cafile=given.get("ssl.ca.location"), cadata=given.get("ssl.ca.pem"))
+            address = _address(server)
+            with socket.create_connection(address, PROBE_TIMEOUT_S) as raw:
+                context.wrap_socket(raw, server_hostname=address[0]).close()
+        except ssl.SSLCertVerificationError as error:
+            reason = f"the certificate of this server is refused: {error.verify_message}"
+            return TlsMismatch(server.strip(), refused.protocol, reason)
+        except (OSError, ValueError):
+            continue  # not reachable, or a server without TLS
+    return refused
 
 
 def _address(server: str) -> tuple[str, int]:

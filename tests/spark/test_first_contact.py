@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, KEEP_FOREVER
 from tests.spark.test_docs import PROGRAMS
-from tests.support.kafka import start_guarded
+from tests.support.guarded import start_guarded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -175,25 +175,6 @@ def server_properties(node: int, voters: Collection[str]) -> dict[str, str]:
     return {key: str(value) for key, value in properties.items()}
 
 
-def guarded_properties(address: str, guarded: str, voter: str, users: Mapping[str, str]) -> dict[str, str]:
-    """A second listener at `guarded` with SASL/PLAIN for these users (name -> password), and Kafka's own authorizer.
-
-    Clients of the plain listener are anonymous and may do everything: the tests' own clients, and the broker itself.
-    A user may do nothing until an ACL allows it.
-    """
-    passwords = " ".join(f'user_{name}="{password}"' for name, password in users.items())
-    return {
-        "listeners": f"PLAINTEXT://{address},CONTROLLER://{voter},SASL_PLAINTEXT://{guarded}",
-        "advertised.listeners": f"PLAINTEXT://{address},SASL_PLAINTEXT://{guarded}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config": f"{LOGIN_MODULE} required {passwords};",
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",
-    }
-
-
-LOGIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 BATCH_HEAD_BYTES = 12  # of a record batch on disk: base offset and length, which the length does not count
 
 
@@ -201,9 +182,9 @@ class JvmNodes:
     """The brokers of one local cluster. `folder` belongs to it alone; the caller removes it after `close`."""
 
     def __init__(
-        self, nodes: int, props: Mapping[str, str], folder: Path, users: Mapping[str, str] | None = None
+        self, nodes: int, props: Mapping[str, str], folder: Path, listeners: Mapping[str, tuple[str, str]] | None = None
     ) -> None:
-        """`users` (name -> password) authenticate at a second listener, whose addresses are in `guarded`."""
+        """`listeners`: what one node listens to besides, as name -> (security protocol, address)."""
         self._java = find_java()
         cache = cache_folder()
         jars = kafka_jars(self._java, cache)
@@ -213,10 +194,9 @@ class JvmNodes:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._frozen: set[int] = set()
         self._trains_archive = False
-        ports = [f"127.0.0.1:{port}" for port in free_ports(3 * nodes)]
+        ports = [f"127.0.0.1:{port}" for port in free_ports(2 * nodes)]
         self.addresses = dict(enumerate(ports[:nodes], 1))
-        self.guarded = dict(enumerate(ports[2 * nodes :], 1)) if users else {}
-        self._write_settings(ports[nodes : 2 * nodes], props, users or {})
+        self._write_settings(ports[nodes:], props, listeners or {})
 
     def start(self) -> None:
         self._format()
@@ -275,17 +255,21 @@ class JvmNodes:
     def _home(self, node: int) -> Path:
         return self._folder / f"node{node}"
 
-    def _write_settings(self, voters: list[str], props: Mapping[str, str], users: Mapping[str, str]) -> None:
+    def _write_settings(
+        self, voters: list[str], props: Mapping[str, str], listeners: Mapping[str, tuple[str, str]]
+    ) -> None:
         """Writes a server.properties into a folder per node. The caller's `props` come last and override the rest."""
+        more = "".join(f",{name}://{address}" for name, (_, address) in listeners.items())
+        kinds = "".join(f",{name}:{protocol}" for name, (protocol, _) in listeners.items())
+        self._folder.mkdir(exist_ok=True)
         (self._folder / "log4j2.properties").write_text(LOG4J_PROPERTIES, encoding="utf-8")
         for node, address in self.addresses.items():
             self._home(node).mkdir()
             properties = server_properties(node, voters) | {
-                "listeners": f"PLAINTEXT://{address},CONTROLLER://{voters[node - 1]}",
-                "advertised.listeners": f"PLAINTEXT://{address}",
-                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+                "listeners": f"PLAINTEXT://{address},CONTROLLER://{voters[node - 1]}{more}",
+                "advertised.listeners": f"PLAINTEXT://{address}{more}",
+                "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{kinds}",
                 "log.dirs": str(self._home(node) / "data"),
-                **(guarded_properties(address, self.guarded[node], voters[node - 1], users) if users else {}),
                 **props,
             }
             text = "".join(f"{key}={value}\n" for key, value in properties.items())

@@ -46,16 +46,7 @@ from tests.support.brokers import (
 )
 from tests.support.jars import KAFKA_VERSION, LOG_TAIL_LINES, KafkaUnavailable
 
-__all__ = [
-    "Cluster",
-    "GuardedCluster",
-    "KafkaUnavailable",
-    "TopicFactory",
-    "brokers_seen_by",
-    "start_cluster",
-    "start_guarded",
-    "wait_until",
-]
+__all__ = ["Cluster", "KafkaUnavailable", "TopicFactory", "brokers_seen_by", "start_cluster", "wait_until"]
 
 NODES_ALLOWED = (1, 3)  # Neither of two nodes is a majority, and more than three prove nothing new.
 EXTERNAL_TIMEOUT_S = 15.0  # A cluster that is there answers in milliseconds; this allows for TLS and a far network.
@@ -119,25 +110,6 @@ class Cluster:
         return self._control
 
 
-@dataclass(frozen=True)
-class GuardedCluster:
-    """A node with an authorizer. Clients of `bootstrap` need no authentication and may do everything."""
-
-    bootstrap: str
-    guarded: str
-    users: Mapping[str, str] = field(repr=False)
-
-    def settings(self, user: str) -> dict[str, str]:
-        """librdkafka's settings for a client that authenticates as this user."""
-        return {
-            "bootstrap.servers": self.guarded,
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "PLAIN",
-            "sasl.username": user,
-            "sasl.password": self.users[user],
-        }
-
-
 def start_cluster(nodes: int = 1, props: Mapping[str, str] | None = None) -> AbstractContextManager[Cluster]:
     """A cluster for the length of a `with` block. `props` are broker settings, which override those of this file.
 
@@ -150,21 +122,6 @@ def start_cluster(nodes: int = 1, props: Mapping[str, str] | None = None) -> Abs
     if os.environ.get("MARSHAL_TEST_KAFKA_VIA") != "jvm" and _docker_answers():
         return _docker_cluster(nodes, props or {})
     return _jvm_cluster(nodes, props or {})
-
-
-@contextlib.contextmanager
-def start_guarded(users: Mapping[str, str]) -> Iterator[GuardedCluster]:
-    """One node with an authorizer and these users (name -> password), always in a local JVM.
-
-    As by Kafka's default, it creates topics that clients ask for by name, if the clients allow it.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="marshal_kafka_"))
-    try:
-        with contextlib.closing(JvmNodes(1, {"auto.create.topics.enable": "true"}, folder, users)) as brokers:
-            brokers.start()
-            yield GuardedCluster(brokers.addresses[1], brokers.guarded[1], dict(users))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

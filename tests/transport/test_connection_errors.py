@@ -126,11 +126,21 @@ def test_a_wrong_password_is_named(errors: ConnectionErrors, clock: Clock) -> No
     assert "Invalid username or password" in str(refused)
 
 
-def test_a_certificate_that_is_not_trusted_is_named(errors: ConnectionErrors, clock: Clock) -> None:
-    refused = refused_after(errors, clock, KafkaError._SSL, "SSL handshake failed: certificate verify failed")
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (KafkaError._SSL, "SSL handshake failed: certificate verify failed"),
+        (KafkaError._TRANSPORT, "Receive failed: SSL routines::ssl/tls alert certificate unknown: SSL alert number 46"),
+    ],
+    ids=["the server's", "the client's"],
+)
+def test_a_certificate_that_is_not_trusted_is_named(
+    errors: ConnectionErrors, clock: Clock, code: int, words: str
+) -> None:
+    refused = refused_after(errors, clock, code, words)
     assert isinstance(refused, TlsMismatch)
     assert (refused.protocol, refused.retriable) == ("SASL_SSL", False)
-    assert "certificate verify failed" in str(refused)
+    assert words in str(refused)
 
 
 def test_the_last_message_is_kept_until_a_success(errors: ConnectionErrors, clock: Clock) -> None:
