@@ -12,24 +12,19 @@ from contextlib import suppress
 from typing import Any, Final
 
 from marshal_py.admin import permissions
-from marshal_py.admin.views import diagnosis, overview
+from marshal_py.admin.views import diagnosis
 from marshal_py.admin.views.diagnosis import Study
 from marshal_py.admin.views.group_info import Check
-from marshal_py.admin.views.looking import Looking
-from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.admin.views.suggestions import NOBODY, suggestion
 from marshal_py.admin.watch import Watch
 from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMissing
-from marshal_py.history.consumption_rate import WINDOW_MS
 from marshal_py.log import foreign_topics
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.member.waiting import Facts, standstills
-from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.connection_errors import UNKNOWN_PRINCIPAL, principal_of
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_admin import KafkaAdmin
-from marshal_py.transport.ports import ALL_CAPABILITIES, TopicInfo
+from marshal_py.transport.ports import ALL_CAPABILITIES
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, KEEP_FOREVER, SAFE_BROKERS, grow_command
 
 SETTINGS_OF_CLUSTERS: Final = ("replication factor", "min.insync.replicas", "unclean.leader.election.enable")
@@ -101,7 +96,7 @@ class Examination:
             except AccessDenied as error:
                 yield Check("settings", "warn", "this client may not see them", str(error))
             with Observer(transport, self.topic) as observer:
-                yield from self.content(observer, lambda: time.time_ns() // 1_000_000, admin, count)
+                yield from self.content(observer, lambda: time.time_ns() // 1_000_000, count)
                 known = {topic for _, group in observer.groups() for topic in group.topics}
             if self.group is not None:
                 with Watch(lambda: Observer(transport, self.topic), self.group) as watch:
@@ -120,11 +115,9 @@ class Examination:
         with observe() as observer:
             yield from self.content(observer, lambda: newest_ms)
 
-    def content(
-        self, observer: Observer, clock: Callable[[], int], admin: KafkaAdmin | None = None, count: int = 0
-    ) -> Iterator[Check]:
+    def content(self, observer: Observer, clock: Callable[[], int], count: int | None = None) -> Iterator[Check]:
         """Checks the records of all logs since their newest snapshots, and the groups. `clock`: ms since 1970, of a
-        dump its newest record's. `admin` and `count`, the topic's partitions, are left out for a dump."""
+        dump its newest record's. `count`: the topic's partitions; None for a dump."""
         if observer.root is None:
             yield Check("root", "warn", NOBODY)
             yield from self._unused([])
@@ -133,29 +126,23 @@ class Examination:
         yield Check(
             "root", "ok", f"incarnation {root.incarnation.hex()}, {root.partitions} logs, protocol {root.protocol}"
         )
-        if count > root.partitions:
-            surplus = count - root.partitions
+        if (count or 0) > root.partitions:
+            surplus = (count or 0) - root.partitions
             yield Check("partitions", "ok", f"{surplus} beyond the root's {root.partitions} are not used")
         study = Study(clock(), clock)
-        looking = Looking(observer)
-        for judged in observer.read():
-            study.read(judged.record, judged.verdict)
-            looking.read(judged)
-        if admin is not None:
-            study.now_ms = observer.as_of_ms
+        watch = Watch(lambda: observer, in_cluster=count is not None, states=True, listen=study.read)
+        watch.refresh()
+        watch.settle()
+        study.now_ms = watch.as_of_ms
         groups = [group for _, group in observer.groups()]
         _note_quiet(observer, study)
-        infos = {} if admin is None else _infos(admin, groups)
-        tps = (tp for group in groups for tp in overview.partitions(group) if tp.partition >= 0)
-        ends = observer.ends(tp for tp in tps if infos.get(tp.topic) is not None)
-        facts = {group.name: _facts(looking, log, group, study.now_ms, infos, ends) for log, group in observer.groups()}
-        silent = {(name, session) for name, known in facts.items() for session in known.silent}
+        judged = {group.name: watch.judgement(group.name) for group in groups}
+        causes = {name: found.causes for name, found in judged.items()}
+        gone = ((name, one) for name, found in causes.items() for one in found if one.cause == "silent")
+        silent = {(name, session) for name, one in gone for session in one.sessions}
         yield diagnosis.of_content(groups, silent)
-        for group in groups:
-            causes = standstills(group, facts[group.name])
-            yield from diagnosis.of_deaths(group, looking.deaths(group.name, study.now_ms - WINDOW_MS), causes)
-            held_up = looking.held_up(group, study.now_ms, causes)
-            yield from (Check("held up", "warn", f"{group.name!r}: {text}") for text in held_up)
+        for found in judged.values():
+            yield from (*found.deaths, *found.held_up, *found.slow)
         yield from _odd_records(observer)
         logs = observer.logs_of(None)
         yield diagnosis.of_growth(
@@ -166,7 +153,7 @@ class Examination:
         yield diagnosis.of_witnesses(groups, silent)
         yield from diagnosis.of_client_ids(groups, silent)
         yield from self._unused(groups)
-        yield from diagnosis.of_groups(groups, infos, study, facts, self.group, self.strict)
+        yield from diagnosis.of_groups(groups, watch.infos(), study, causes, self.group, self.strict)
         for group in groups:
             if group.name == self.group:
                 self.topics |= set(group.topics)
@@ -231,29 +218,6 @@ def _note_quiet(observer: Observer, study: Study) -> None:
         quiet = {name: max(at, bounds.first) for name, at in quiet.items()}
         times = observer.times_of(log, quiet.values()) if quiet else {}
         study.last_ms |= {name: times[at] for name, at in quiet.items() if at in times}
-
-
-def _facts(
-    looking: Looking,
-    log: int,
-    group: Group,
-    now_ms: int,
-    infos: Mapping[str, TopicInfo | None],
-    ends: Mapping[TopicPartition, int],
-) -> Facts:
-    recreated = find_recreated(group, {topic: info for topic, info in infos.items() if info is not None})
-    return looking.facts(log, group, now_ms, overview.stopped(group, recreated, {}), overview.gone(group, infos), ends)
-
-
-def _infos(admin: KafkaAdmin, groups: list[Group]) -> dict[str, TopicInfo | None]:
-    """Returns what Kafka says of the groups' topics: None for one that is gone; without those it may not describe."""
-    found: dict[str, TopicInfo | None] = {}
-    for topic in sorted({topic for group in groups for topic in overview.topics(group)}):
-        try:
-            found[topic] = admin.describe_topic(topic)
-        except AccessDenied:
-            continue
-    return found
 
 
 def _brokers(transport: KafkaTransport, brokers: dict[int, str]) -> Iterator[Check]:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Final, NamedTuple
 
 from marshal_py.admin.views import diagnosis, health, overview
-from marshal_py.admin.views.group_info import Check, GroupHealth, MemberInfo, PartitionHealth
+from marshal_py.admin.views.diagnosis import Slow
+from marshal_py.admin.views.group_info import Check, GroupHealth, GroupState, GroupSummary, MemberInfo, PartitionHealth
 from marshal_py.admin.views.health import DataFacts, Tally
 from marshal_py.admin.views.looking import Looking
 from marshal_py.admin.views.overview import SKEW_MS
@@ -24,6 +26,7 @@ from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.errors import AccessDenied, ClusterUnreachable, MarshalError, RangeLost
 from marshal_py.history.advisories import Advisories
 from marshal_py.history.consumption_rate import WINDOW_MS, ConsumptionRate
+from marshal_py.history.lag_series import told_lag
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.waiting import Standstill, standstills
@@ -44,6 +47,8 @@ SETTINGS_MAX: Final = 4  # of these per refresh
 READS_MAX: Final = 8  # topics per refresh of which messages are read for their timestamps
 ARRIVALS_MAX: Final = 32  # ends that are kept of a partition: newer ones near each other, older ones far apart
 SETTLE_MAX: Final = 5  # refreshes of a caller that asks once; what is unknown then is so for lack of a right
+SLOW_MAX: Final = 12  # partitions of a group of which ends a minute ago are looked up, every FINDINGS_MS
+SLOWER: Final = 1.1  # times faster is written: less may be the difference of two clocks
 NEVER_MS: Final = -(10**15)  # a tick before all others
 NEAR: Final = 2_000  # offsets from a position within which there is a message, unless transactions left a gap
 
@@ -62,20 +67,23 @@ class Watch:
         group: str | None = None,
         in_cluster: bool = True,
         believes: bool = False,
+        states: bool = False,
+        listen: Callable[[Judged], None] = lambda _: None,
     ) -> None:
         """`open_observer`: called by the first refresh, and again by one after an error that a new reader may not have.
         `in_cluster`: False for a dump, which says nothing about data topics; with `believes` the ends are then those
-        that owners last wrote into the log."""
+        that owners last wrote into the log. `states`: what is shown is how groups are, with deleted ones, and not how
+        long messages wait: nothing is asked for that. `listen`: gets each record that is read."""
         self.as_of_ms: int = 0
         self.problem: str = ""
         self.observer: Observer | None = None
         self._open_observer, self._group, self._in_cluster = open_observer, group, in_cluster
-        self._believes = believes
+        self._believes, self._states, self._listen = believes, states, listen
         self._groups: tuple[GroupHealth, ...] = ()
         self._worlds: dict[str, tuple[int, Group]] = {}  # the same groups, as their logs say
         self._tallies: dict[str, Tally] = {}
         self._known_tps: dict[str, tuple[tuple[int, int], list[TopicPartition]]] = {}
-        self._judged: dict[str, _Judgement] = {}
+        self._judged: dict[str, Judgement] = {}
         self._ticks_ms = self._forgot_ms = 0
 
     def close(self) -> None:
@@ -105,6 +113,41 @@ class Watch:
         if found is None or self.observer is None:
             return ()
         return overview.members(found, self.observer.signs_of(log, found), self.as_of_ms)
+
+    def states(self) -> tuple[GroupState, ...]:
+        """Returns the groups as `marshal state` shows them."""
+        assert self.observer is not None
+        ends, topics, now_ms = self._data.facts.ends, self.observer.topics, self.as_of_ms
+        return tuple(
+            overview.state(
+                group,
+                log,
+                self.observer.signs_of(log, group),
+                ends,
+                now_ms,
+                health.pause,
+                find_recreated(group, topics),
+                health.notices,
+            )
+            for health, (log, group) in zip(self._groups, self._worlds.values(), strict=True)
+        )
+
+    def summaries(self) -> tuple[GroupSummary, ...]:
+        """Returns the groups as `marshal groups ls` shows them."""
+        assert self.observer is not None
+        return tuple(
+            overview.summary(group, self.observer.signs_of(log, group), self.as_of_ms, health.causes)
+            for health, (log, group) in zip(self._groups, self._worlds.values(), strict=True)
+        )
+
+    def judgement(self, group: str) -> Judgement:
+        """Returns why nobody consumes a group of the last refresh."""
+        return self._judged[group]
+
+    def infos(self) -> Mapping[str, TopicInfo | None]:
+        """Returns what the cluster says of the groups' topics: None for one that is gone; without those of which
+        nothing is known."""
+        return self._data.infos
 
     def tally(self, group: str) -> Tally:
         """Returns what was counted of a group since the first refresh."""
@@ -155,7 +198,7 @@ class Watch:
         for _ in range(SETTLE_MAX + data.unasked() // ENDS_MAX + data.unsaid() // SETTINGS_MAX):
             rows = (row for group in self._groups for row in group.partitions)
             known = all(row.oldest_s is not None for row in rows if row.lag and row.retention_s != 0)
-            if known and not data.unasked() and not data.unsaid():
+            if (known or self._states) and not data.unasked() and not data.unsaid():
                 return
             self._judged.clear()  # it was made without these ends
             self.refresh()
@@ -163,7 +206,7 @@ class Watch:
     def _open(self) -> None:
         self.observer = self._open_observer()
         self._looking, self._rate = Looking(self.observer), ConsumptionRate(SAMPLE_MS)
-        self._data = _DataTopics(self.observer)
+        self._data = _DataTopics(self.observer, ages=not self._states)
         self._looking.firsts = self._data.facts.firsts
         self._advisories: dict[int, Advisories] = {}  # by log
         self._tallies, self._known_tps, self._judged = {}, {}, {}
@@ -176,6 +219,7 @@ class Watch:
         assert observer is not None
         since_ms = (observer.as_of_ms if until_ms is None else until_ms) - WINDOW_MS
         for judged in observer.read(self._group, since_ms=since_ms, records_max=RATE_RECORDS, until_ms=until_ms):
+            self._listen(judged)
             self._read(observer, judged if not self._followed_ms else self._timed(observer, judged))
         if self._in_cluster:
             self._followed_ms = observer.as_of_ms
@@ -212,7 +256,7 @@ class Watch:
         return [
             (log, group)
             for log, group in self.observer.groups()
-            if group.name == self._group or (self._group is None and not group.deleted)
+            if group.name == self._group or (self._group is None and (self._states or not group.deleted))
         ]
 
     def _tps(self, group: Group) -> list[TopicPartition]:
@@ -240,35 +284,70 @@ class Watch:
             history = self._looking.pause_history(log, group) if group.paused else None
             pause, signs_ms = overview.pause(group, history, now_ms), self.observer.signs_of(log, group)
             moved_ms = self._rate.moved_ms(group.name)
-            told = judged.findings, judged.causes, judged.notices
+            told = (
+                (*judged.deaths, *judged.findings, *judged.held_up, *judged.slow),
+                judged.causes,
+                judged.notices(group.name),
+            )
             yield health.group_health(group, *told, signs_ms, pause, self.tally(group.name), rows, moved_ms, now_ms)
 
-    def _judge(self, log: int, group: Group, now_ms: int) -> _Judgement:
+    def _judge(self, log: int, group: Group, now_ms: int) -> Judgement:
         """Returns why nobody consumes, and what is wrong besides, by the judgement of `marshal doctor`."""
         assert self.observer is not None
         infos, ends = self._data.infos, self._data.facts.ends if self._in_cluster else {}
         gone = overview.gone(group, infos)
         stopped = overview.stopped(group, find_recreated(group, self.observer.topics), ends)
-        causes = standstills(group, self._looking.facts(log, group, now_ms, stopped, gone, ends))
-        held_up = self._looking.held_up(group, now_ms, causes)
-        dying = tuple(diagnosis.of_deaths(group, self._looking.deaths(group.name, now_ms - WINDOW_MS), causes))
-        findings = [
-            *dying,
-            *diagnosis.of_group(group, infos, causes),
-            *(Check("held up", "warn", f"{group.name!r}: {text}") for text in held_up),
-        ]
-        notices = (f"{each.found.removeprefix(f'{group.name!r}: ')}; {each.advice}" for each in dying)
-        return _Judgement(self._ticks_ms, group.shape, causes, tuple(findings), (*notices, *map(str, causes), *held_up))
+        facts = self._looking.facts(log, group, now_ms, stopped, gone, ends)
+        causes = standstills(group, facts)
+        said = {(one.topic, number) for one in causes if one.cause == "hangs" for number in one.partitions}
+        held_up = (each for tp, each in facts.held_up.items() if (tp.topic, tp.partition) not in said)
+        return Judgement(
+            self._ticks_ms,
+            group.shape,
+            causes,
+            tuple(diagnosis.of_group(group, infos, causes)),
+            tuple(diagnosis.of_deaths(group, self._looking.deaths(group.name, now_ms - WINDOW_MS), causes)),
+            tuple(Check("held up", "warn", f"{group.name!r}: {text}", advice) for text, advice in held_up),
+            tuple(diagnosis.of_slow(group.name, self._slow(group, now_ms, said, ends))),
+        )
+
+    def _slow(
+        self, group: Group, now_ms: int, hanging: Collection[tuple[str, int]], ends: Mapping[TopicPartition, int]
+    ) -> Iterator[Slow]:
+        """Yields the partitions that are a minute behind and fall further behind, of those that lag most. `hanging`:
+        where nothing is finished at all, which another cause says."""
+        behind: dict[TopicPartition, float] = {}
+        for each in group.claims.values() if not group.paused else ():
+            speed, lag = self._rate.per_second(group.name, each.tp, now_ms), ends.get(each.tp, 0) - each.position
+            told = tuple(each.tp) not in hanging and each.tp not in self._data.untold
+            if told and 0 < speed < lag * 1000 / WINDOW_MS:
+                behind[each.tp] = speed
+        most = sorted(behind, key=lambda tp: group.partitions[tp].position - ends[tp])[:SLOW_MAX]
+        assert self.observer is not None
+        for tp, end in sorted(self.observer.ends_before(most, now_ms - WINDOW_MS, ends).items() if most else ()):
+            known, written = group.partitions[tp], (ends[tp] - end) * 1000 / WINDOW_MS
+            if known.position < end and written > behind[tp] * SLOWER:
+                yield Slow(group.sessions[known.owner].join.client_id, tp, behind[tp], written)
 
 
-class _Judgement(NamedTuple):
-    """What is wrong with a group, as it was at this tick, and with this shape."""
+class Judgement(NamedTuple):
+    """What is wrong with a group, as it was at this tick, and with this shape. `findings`: of its `causes` and
+    topics."""
 
     ticks_ms: int
     shape: int
     causes: Sequence[Standstill]
     findings: tuple[Check, ...]
-    notices: tuple[str, ...]
+    deaths: tuple[Check, ...]
+    held_up: tuple[Check, ...]
+    slow: tuple[Check, ...]
+
+    def notices(self, group: str) -> tuple[str, ...]:
+        """Returns it in words, for who knows which group it is."""
+        deaths, *others = (
+            [f"{one.found}; {one.advice}" for one in each] for each in (self.deaths, self.held_up, self.slow)
+        )
+        return tuple(text.removeprefix(f"{group!r}: ") for text in chain(deaths, map(str, self.causes), *others))
 
 
 def _ticks_ms() -> int:
@@ -280,10 +359,12 @@ class _DataTopics:
     """What the cluster says about the topics that groups consume. `infos`: by topic that this client may describe; None
     for one that is gone."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, ages: bool) -> None:
+        """`ages`: whether it looks for how long messages wait, and may wait."""
         self.facts = DataFacts()
         self.infos: dict[str, TopicInfo | None] = {}
-        self._observer = observer
+        self.untold: set[TopicPartition] = set()  # no broker answered for them when they were asked for last
+        self._observer, self._ages = observer, ages
         self._described_ms: dict[str, int] = {}
         self._settings_ms: dict[str, int] = {}
         self._read_ms: dict[str, int] = {}
@@ -302,7 +383,9 @@ class _DataTopics:
         self._describe({topic for group in groups for topic in overview.topics(group)}, ticks_ms)
         there = self._there = dict.fromkeys(tp for group in groups for tp in tps_of(group) if self._has(tp))
         facts, told = self.facts, self._observer.admin.told_offsets
-        ends = told(self._turn("ends", list(there), ENDS_MAX), ANSWER_S)
+        asked = self._turn("ends", list(there), ENDS_MAX)
+        ends = told(asked, ANSWER_S)
+        self.untold = self.untold.difference(asked) | (set(asked) - ends.keys())
         facts.ends = {tp: end for tp, end in facts.ends.items() if tp in there} | ends
         self._beyond -= ends.keys()
         placed = [(group, each.tp, each.position) for group in groups for each in group.partitions.values()]
@@ -324,6 +407,8 @@ class _DataTopics:
         for tp in facts.firsts.keys() - there.keys():
             del facts.firsts[tp]
         facts.firsts |= firsts
+        if not self._ages:
+            return
         self._behind = {tp.topic for tp in wanted}
         self._ask_retention(self._behind, ticks_ms)
         facts.oldest_ms = self._oldest(behind, ticks_ms)
@@ -352,8 +437,9 @@ class _DataTopics:
 
     def believe(self, groups: Iterable[Group]) -> None:
         """Takes the ends that owners last wrote into the log."""
-        owned = [each for group in groups for each in group.claims.values() if each.tp.partition >= 0]
-        self.facts.ends = {each.tp: each.position + each.lag for each in owned}
+        owned = ((group, each) for group in groups for each in group.claims.values() if each.tp.partition >= 0)
+        told = ((each, told_lag(group, each)) for group, each in owned)
+        self.facts.ends = {each.tp: each.position + lag for each, lag in told if lag is not None}
 
     def _has(self, tp: TopicPartition) -> bool:
         info = self.infos.get(tp.topic)

@@ -15,10 +15,9 @@ from marshal_py.admin.views import diagnosis
 from marshal_py.admin.views.diagnosis import Limits
 from marshal_py.admin.views.exposition import escaped
 from marshal_py.admin.views.group_info import Check, GroupCheck
-from marshal_py.admin.watch import Watch
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import prints
-from marshal_py.cli.options import ReadOptions, command, require_group
+from marshal_py.cli.options import ReadOptions, command
 from marshal_py.errors import ClusterError, MarshalError
 
 EXAMPLE: Final = output.example("marshal check billing --lag 10000 --age 5m")
@@ -84,13 +83,9 @@ def say_unread(given: Sequence[str], error: str) -> int:
 
 
 def _look(options: ReadOptions, group: str, limits: Limits) -> GroupCheck:
-    in_cluster = options.dump is None
-    with Watch(options.observer, group, in_cluster) as watch:
-        watch.refresh()
-        require_group(watch.observer, group)
-        watch.settle()
+    with options.watch(group) as watch:
         (found,) = watch.groups()
-    return diagnosis.check(found, limits, in_cluster)
+    return diagnosis.check(found, limits, in_cluster=options.dump is None)
 
 
 # --- forms

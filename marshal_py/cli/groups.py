@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -13,18 +11,13 @@ from msgspec import Struct
 
 from marshal_py.admin.plans import impact
 from marshal_py.admin.plans.membership import Edit, with_mappings, with_members, without_mappings, without_members
-from marshal_py.admin.views import overview
 from marshal_py.admin.views.diagnosis import TITLES
 from marshal_py.admin.views.group_info import GroupSummary
-from marshal_py.admin.views.looking import Looking
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import prints
-from marshal_py.cli.options import NOBODY, TableOptions, check_topic_name, command
+from marshal_py.cli.options import ReadTableOptions, check_topic_name, command
 from marshal_py.client.values.group_config import NAMES, check_settings
-from marshal_py.errors import AccessDenied, CoordinationTopicMissing, GroupMissing
-from marshal_py.log.observer import Observer
-from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.errors import CoordinationTopicMissing, GroupMissing
 
 if TYPE_CHECKING:
     from marshal_py.admin.group import Group as LiveGroup
@@ -198,27 +191,15 @@ app: Final = typer.Typer(help="Administer groups.", no_args_is_help=True, rich_m
 @command
 @prints(list[GroupSummary])
 def ls(
-    options: TableOptions,
+    options: ReadTableOptions,
     deleted: Annotated[bool, typer.Option("--deleted", help="Also those that were deleted.")] = False,
 ) -> None:
     """List the groups of all coordination partitions, and whether anybody consumes.
 
     A consumer without a heartbeat for two of its intervals, by this machine's clock, is silent: dead, or cut off.
     """
-    with options.observer() as observer:
-        if observer.root is None:
-            output.say(NOBODY)
-        looking = Looking(observer)
-        for judged in observer.read():
-            looking.read(judged)
-        now_ms = observer.as_of_ms
-        shown = [(log, group) for log, group in observer.groups() if deleted or not group.deleted]
-        ends = _ends(observer, [group for _, group in shown])
-        found = []
-        for log, group in shown:
-            seen = group.name in ends
-            causes = [one.cause for one in looking.causes(log, group, now_ms, ends.get(group.name, {}), seen)]
-            found.append(overview.summary(group, observer.signs_of(log, group), now_ms, dict.fromkeys(causes)))
+    with options.watch(None, states=True) as watch:
+        found = [one for one in watch.summaries() if deleted or not one.deleted]
     columns = ("group", "delivery", "consumers", "owned", "partitions", "topics", "state")
     options.show(found, found, GroupSummary.__struct_fields__, columns, _cells)
 
@@ -226,19 +207,6 @@ def ls(
 def _cells(one: GroupSummary) -> list[object]:
     counts = [one.sessions, one.owned, one.partitions]
     return [one.group, one.delivery, *counts, ", ".join(one.topics), _condition(one)]
-
-
-def _ends(observer: Observer, groups: list[Group]) -> dict[str, dict[TopicPartition, int]]:
-    """Returns by group the ends of data partitions, without groups whose topics this client has no right on: a list of
-    groups needs none."""
-    wanted = {group.name: [tp for tp in overview.partitions(group) if tp.partition >= 0] for group in groups}
-    with suppress(AccessDenied):
-        return dict.fromkeys(wanted, observer.ends(chain.from_iterable(wanted.values())))  # two requests per topic
-    found = {}
-    for name, tps in wanted.items():
-        with suppress(AccessDenied):
-            found[name] = observer.ends(tps)
-    return found
 
 
 def _condition(group: GroupSummary) -> str:

@@ -10,7 +10,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_type_hints
@@ -32,6 +32,7 @@ from marshal_py.transport.kafka import KafkaTransport
 
 if TYPE_CHECKING:
     from marshal_py.admin.group import Group
+    from marshal_py.admin.watch import Watch
 
 LOGS_NAMED: Final = 5  # how many logs a line names
 _PARAMETER: Final = "options"
@@ -166,6 +167,20 @@ class ReadOptions(CommonOptions):
             return super().observer()
         header, transport = memory_transport(self.dump)
         return Observer(transport, header.topic)
+
+    @contextmanager
+    def watch(self, group: str | None, states: bool = False) -> Iterator[Watch]:
+        """Gives a whole picture of a group, or of all. `states`: as Watch has it. Raises CommandFailed if there is no
+        such group."""
+        from marshal_py.admin.watch import Watch  # which most commands do without
+
+        with Watch(self.observer, group, in_cluster=self.dump is None, states=states) as watch:
+            watch.refresh()
+            require_group(watch.observer, group)
+            watch.settle()
+            if watch.observer is not None and watch.observer.root is None:
+                output.say(NOBODY)
+            yield watch
 
 
 Format = Annotated[

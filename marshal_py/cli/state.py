@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import typer
@@ -18,19 +18,13 @@ from marshal_py.admin.views.group_info import (
     PartitionState,
     PinInfo,
 )
-from marshal_py.admin.views.looking import Looking
-from marshal_py.admin.views.recreated_topics import find_recreated
-from marshal_py.admin.watch import Watch
 from marshal_py.cli import output
 from marshal_py.cli.documents import prints
 from marshal_py.cli.lag import LagHistory, print_history
-from marshal_py.cli.options import NOBODY, ReadTableOptions, Since, command, require_group
+from marshal_py.cli.options import ReadTableOptions, Since, command
 from marshal_py.cli.watching import Every, show
 from marshal_py.client.values.position_text import print_table
-from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.policies import having, policy_named
-from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.wire.identity import TopicPartition
 
 EXAMPLE: Final = output.example("marshal state billing --json")
 FIGURES: Final = ("group", "consumers", "owned", "free", "parked", "lag", "per second", "time", "oldest")
@@ -105,40 +99,16 @@ def state(
 
 
 def _groups(options: ReadTableOptions, group: str | None) -> None:
-    with options.observer() as observer:
-        looking = Looking(observer)
-        for judged in observer.read(group):
-            looking.read(judged)
-        now_ms = observer.as_of_ms if options.dump is None else max(observer.extended_ms.values(), default=0)
-        shown = [(log, found) for log, found in observer.groups() if group in (None, found.name)]
-        ends = observer.ends(tp for _, found in shown for tp in overview.partitions(found) if tp.partition >= 0)
-        groups = [_state(observer, looking, log, found, now_ms, ends, options.dump is None) for log, found in shown]
-        require_group(observer, group)
+    with options.watch(group, states=True) as watch:
+        groups, observer = list(watch.states()), watch.observer
+        assert observer is not None
         incarnation = None if observer.root is None else observer.root.incarnation.hex()
-    if incarnation is None:
-        output.say(NOBODY)
     if options.for_people:
         for one in groups:
             _print(one)
         return
     rows = [{"group": one.group, **structs.asdict(row)} for one in groups for row in one.partitions]
     options.show(Overview(observer.topic, incarnation, groups), rows, ("group", *PartitionState.__struct_fields__))
-
-
-def _state(
-    observer: Observer,
-    looking: Looking,
-    log: int,
-    group: Group,
-    now_ms: int,
-    ends: Mapping[TopicPartition, int],
-    in_cluster: bool,
-) -> GroupState:
-    recreated = find_recreated(group, observer.topics)
-    signs, pauses = observer.signs_of(log, group), looking.pause_history(log, group)
-    causes = looking.causes(log, group, now_ms, ends, in_cluster)
-    notices = [*causes, *looking.held_up(group, now_ms, causes)]
-    return overview.state(group, log, signs, ends, now_ms, pauses, recreated, notices)
 
 
 # --- for people
@@ -185,15 +155,12 @@ def _check_view(name: str, group: str | None, options: ReadTableOptions) -> None
 
 
 def _lag(options: ReadTableOptions, group: str) -> None:
-    with Watch(options.observer, group or None) as watch:
-        watch.refresh()
-        watch.settle()
+    with options.watch(group or None) as watch:
         if not group:
             options.show(
                 list(watch.groups()), map(_group_row, watch.groups()), GROUP_FIELDS, GROUP_COLUMNS, _group_cells
             )
             return
-        require_group(watch.observer, group)
         (found,) = watch.groups()
     columns = ("topic", "partition", "owner", "position", "end", "lag", "per second", "time", "oldest", "parked")
     if options.show(found, found.partitions, PartitionHealth.__struct_fields__, columns, _lag_cells):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.fold.world import Group, Partition
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import LAG_UNKNOWN
 
@@ -28,11 +28,12 @@ EndsAt = Callable[[Sequence[TopicPartition], Sequence[int]], Sequence[Mapping[To
 
 
 class Sample(NamedTuple):
-    """The position of a partition at a moment, None if it had none, and the lag that its owner last wrote, None if it
-    was parked for a reason that makes it unknown."""
+    """The position of a partition at a moment, None if it had none, and its lag as `told_lag`. `lost`: whether it was
+    parked for a reason that makes every lag unknown."""
 
     position: int | None
     lag: int | None
+    lost: bool
 
 
 class LagSeries(NamedTuple):
@@ -81,7 +82,8 @@ class PositionSampler:
                 {
                     tp: Sample(
                         None if part.position == NONE else part.position,
-                        None if part.parked in LAG_UNKNOWN else part.lag,
+                        told_lag(group, part),
+                        part.parked in LAG_UNKNOWN,
                     )
                     for tp, part in group.partitions.items()
                     if tp.partition >= 0
@@ -104,6 +106,15 @@ class PositionSampler:
         return LagSeries(self._moments, positions, lags, total, lag_of)
 
 
+def told_lag(group: Group, partition: Partition) -> int | None:
+    """Returns the lag of a partition that its owners last wrote; None if none of them has lived to write it. An owner
+    leaves out of its heartbeats what is so in the world already, where a lag begins at 0."""
+    if partition.lag:
+        return partition.lag
+    owner = group.sessions.get(partition.owner)
+    return 0 if owner is not None and owner.extended > partition.epoch else None
+
+
 def _position(sample: Sample | None) -> int | None:
     return None if sample is None else sample.position
 
@@ -112,7 +123,7 @@ def _lag(
     at: int, sample: Sample | None, ends: Sequence[Mapping[TopicPartition, int]], tp: TopicPartition
 ) -> int | None:
     """A topic's clock may be behind the log's: what was read by then is not beyond the end by its timestamps."""
-    if sample is None or sample.position is None or sample.lag is None:
+    if sample is None or sample.position is None or sample.lost:
         return None
     if not ends:
         return sample.lag

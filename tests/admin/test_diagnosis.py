@@ -9,7 +9,7 @@ from marshal_py.admin.views.overview import SKEW_MS
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.protocol.fold.rationalizer import apply
 from marshal_py.protocol.fold.world import Group, World
-from marshal_py.protocol.member.waiting import Facts
+from marshal_py.protocol.member.waiting import Facts, standstills
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import HASH_NAME, TopicPartition
 from marshal_py.protocol.wire.records import (
@@ -46,7 +46,7 @@ class Story:
     def tell(self, record: Record, group: str = "g", at_ms: int = NOW_MS) -> int:
         offset, value = self.world.next_offset, codec.encode(record, group, INCARNATION)
         verdict = apply(self.world, offset, value)
-        self.study.read(LogRecord(0, offset, value, at_ms, b""), verdict)
+        self.study.read((LogRecord(0, offset, value, at_ms, b""), verdict))
         assert verdict.accepted or isinstance(record, Genesis), verdict.reason
         if isinstance(record, Join | Heartbeat):
             self.extended_ms[group, record.session if isinstance(record, Heartbeat) else offset] = at_ms
@@ -72,8 +72,8 @@ class Story:
     def health(self, topics: dict[str, int | TopicInfo | None] | None = None) -> dict[str, str]:
         """Advice by name of what is not well."""
         infos = {name: TopicInfo(there) if isinstance(there, int) else there for name, there in (topics or {}).items()}
-        facts = {group.name: self.facts(group, infos) for group in self.groups()}
-        found = diagnosis.of_groups(self.groups(), infos, self.study, facts)
+        causes = {group.name: standstills(group, self.facts(group, infos)) for group in self.groups()}
+        found = diagnosis.of_groups(self.groups(), infos, self.study, causes)
         return {check.name: f"{check.found} -> {check.advice}" for check in found if check.level != "ok"}
 
 

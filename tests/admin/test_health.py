@@ -161,3 +161,16 @@ def test_deliveries_after_the_first_are_counted() -> None:
     ):
         log.must(Heartbeat(session, sequence, (ClaimState(epoch, position, attempts=attempts),)))
     assert log.tally.redelivered == 3 + 2
+
+
+def test_what_handlers_had_at_a_take_over_comes_again() -> None:
+    log = Told()
+    session, epoch = log.owner()
+    log.must(Heartbeat(session, 1, (ClaimState(epoch, 130, in_flight=3, attempts=1),)))
+    other = log.join("other")
+    log.must(Evict(session, log.group.sessions[session].extended, 4_000))
+    epoch = log.must(ClaimingPartition(other, TOPIC, 0, log.partition().version))
+    assert log.tally.redelivered == 3
+    for sequence, (position, attempts, again) in enumerate([(131, 2, 3), (131, 3, 4), (140, 2, 5)]):
+        log.must(Heartbeat(other, sequence, (ClaimState(epoch, position, attempts=attempts),)))
+        assert log.tally.redelivered == again, "each once: the message at 131 was among the three"

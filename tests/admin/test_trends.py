@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from marshal_py.admin.views.trends import TREND_MS, Trends
+from marshal_py.admin.views.trends import Trends
+from marshal_py.history.consumption_rate import WINDOW_MS
 from tests.support.healths import health
 
 
@@ -31,7 +32,7 @@ def changes(*pictures: tuple[int, dict[str, Any]]) -> tuple[float | None, ...]:
         ([(0, {"lag": 9, "unknown": 1}), (2, {"lag": 1})], (None, None, None, None)),  # of other partitions
         ([(0, {"redelivered": 9}), (2, {"redelivered": 1})], (None, 0.0, None, None)),  # of a reader that began anew
         ([(2, {"lag": 9}), (0, {"lag": 1})], (None, None, None, None)),  # of the past, back in time
-        ([(0, {"lag": 900}), (5, {"lag": 100}), (5 + TREND_MS // 1000, {"lag": 70})], (-2.0, 35.0, 0.0, 0.0)),
+        ([(0, {"lag": 900}), (5, {"lag": 100}), (5 + WINDOW_MS // 1000, {"lag": 40})], (-1.0, 40.0, 0.0, 0.0)),
     ],
 )
 def test_changes(pictures: list[tuple[int, dict[str, Any]]], expected: tuple[float | None, ...]) -> None:

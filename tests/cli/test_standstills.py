@@ -5,6 +5,7 @@ A cell holds what the view must say, or, in angle brackets, why it cannot say it
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -27,13 +28,16 @@ from marshal_py.errors import GroupOpaque
 from marshal_py.log import observer as observing
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.member.waiting import CAUSES, FAILS, OBSERVED
-from marshal_py.protocol.wire.identity import NONE, route
+from marshal_py.protocol.wire.identity import NONE, TopicPartition, route
+from marshal_py.protocol.wire.records import Leave, Topology
 from marshal_py.testing import MemoryCluster
 from marshal_py.testing.clock import marshals_of
+from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.memory_broker import MemoryConnection
 from tests.cli.shell import Shell
 from tests.support import wire
+from tests.support.written_log import WrittenLog
 
 GROUP, TOPIC = "billing", "orders"
 VIEWS = ("state", "lag", "doctor", "waiting_for", "metrics", "advisories")
@@ -297,9 +301,8 @@ def said(scene: Scene, view: str, monkeypatch: pytest.MonkeyPatch) -> str:
             return " ".join(one.kind for one in looking.advisories(GROUP) if one is not None)
     if view == "doctor":
         asked = Examination("__marshal", GROUP)
-        admin: Any = MemoryTransport(cluster.broker).admin()
         with look(cluster) as looking:
-            found = asked.content(looking, lambda: cluster.broker.clock.now().wall_ms, admin, 16)
+            found = asked.content(looking, lambda: cluster.broker.clock.now().wall_ms, 16)
             return "\n".join(f"{one.found} -> {one.advice}" for one in found if one.level != "ok")
     shown = Shell("none:1").json("state", GROUP, *(["--lag"] if view == "lag" else []))
     return "\n".join(shown["notices"] if view == "lag" else shown["groups"][0]["notices"])
@@ -486,10 +489,9 @@ def test_the_view_says_why_nobody_consumes(
 
 def levels(cluster: MemoryCluster, **asked: Any) -> dict[str, str]:
     """What the doctor says of the group, by the title of the check."""
-    admin: Any = MemoryTransport(cluster.broker).admin()
     with look(cluster) as looking:
         found = Examination("__marshal", GROUP, **asked).content(
-            looking, lambda: cluster.broker.clock.now().wall_ms, admin, 16
+            looking, lambda: cluster.broker.clock.now().wall_ms, 16
         )
         return {one.name: one.level for one in found}
 
@@ -571,6 +573,37 @@ def test_position_text_all_is_well_no_view_says_otherwise(view: str, monkeypatch
         cluster.advance(5)
         found = said(Scene(cluster, consumer), view, monkeypatch)
         assert found == "" or (view == "advisories" and "unserved" not in found), found
+
+
+@pytest.mark.parametrize("view", ["state", "groups ls", "doctor", "check"])
+def test_every_view_looks_at_the_topics_alike(view: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deleted messages do not wait, and a topic that never was there is missing."""
+    written = WrittenLog(SystemClock().now().wall_ms)
+    written.broker.create_topic(TOPIC, 1)
+    session = written.join(GROUP, "one", TOPIC)
+    written.write(Topology(TOPIC, 1, NONE), GROUP)
+    written.fill(TOPIC, 0, 5)
+    written.broker.delete_records(TopicPartition(TOPIC, 0), 5)
+    written.write(Leave(session), GROUP)
+    written.join("audit", "two", "nowhere")
+    monkeypatch.setattr(options.CommonOptions, "observer", lambda self: written.observer())
+
+    def causes(group: str) -> list[str]:
+        if view == "doctor":
+            with written.observer() as observer:
+                checks = list(Examination("__marshal").content(observer, lambda: written.now_ms, 2))
+            return [one.found for one in checks if one.level == "fail" or repr(group) in one.found]
+        if view == "groups ls":
+            return next(one["not_consumed"] for one in Shell("none:1").json("groups", "ls") if one["group"] == group)
+        if view == "check":
+            found = Shell("none:1").run("check", group, "--json")
+            return [one["name"] for one in json.loads(found.stdout)["checks"] if one["level"] == "fail"]
+        notices: list[str] = Shell("none:1").json("state", group)["groups"][0]["notices"]
+        return notices
+
+    assert causes(GROUP) == []
+    (said,) = causes("audit")
+    assert "nowhere" in said or said in ("topic_gone", "missing topic")
 
 
 def test_a_cluster_that_hangs_is_what_the_connection_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

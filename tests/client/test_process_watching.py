@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from marshal_py import Advisory, Marshal, Message, Retry
-from marshal_py.admin.views.looking import Looking
+from marshal_py.admin.watch import Watch
 from marshal_py.client.process import processing
 from marshal_py.client.values.info import HANDLER_S, HandlerTimes
 from marshal_py.log.observer import Observer
@@ -20,12 +20,9 @@ from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, joined,
 
 def shown(marshal: Marshal, group: str) -> list[str]:
     """What a look at the log says of messages that hold up positions, as `marshal state` prints it."""
-    with Observer(marshal.transport, marshal.coordination_topic) as observer:
-        looking = Looking(observer)
-        for judged in observer.read(group):
-            looking.read(judged)
-        found = [one for _, one in observer.groups() if one.name == group]
-        return looking.held_up(found[0], observer.as_of_ms)
+    with Watch(lambda: Observer(marshal.transport, marshal.coordination_topic), group, states=True) as watch:
+        watch.refresh()
+        return [notice for notice in watch.states()[0].notices if "held up" in notice]
 
 
 def test_it_says_what_messages_wait_for(memory: MemoryTestCluster) -> None:

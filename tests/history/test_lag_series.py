@@ -86,3 +86,12 @@ def test_the_lag_of_a_position_that_is_no_offset_of_present_messages_is_unknown(
         series = PositionSampler(5_000, 6_000).series(group, ends_at)
         assert set(series.lags[ZERO]) == set(series.total) == {None}
         assert set(series.positions[ZERO]) == {100}
+
+
+def test_a_lag_that_no_owner_has_written_is_unknown() -> None:
+    """An owner that says nothing of a partition in its heartbeat has found what is so: nothing waits."""
+    book = DifferentialLog()
+    session, _ = book.owner()
+    assert set(PositionSampler(5_000, 6_000).series(book.world.groups[GROUP]).lags[ZERO]) == {None}
+    book.must(Heartbeat(session, 1, ()))
+    assert set(PositionSampler(5_000, 6_000).series(book.world.groups[GROUP]).lags[ZERO]) == {0}

@@ -17,9 +17,9 @@ from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.errors import first_of
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, Session
-from marshal_py.protocol.member.waiting import NO_FACTS, Facts, Standstill, fails, standstills
+from marshal_py.protocol.member.waiting import Standstill, fails
 from marshal_py.protocol.time.failure_detector import shared
-from marshal_py.protocol.wire.identity import NONE
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Join, Snapshot
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
 
@@ -67,7 +67,8 @@ class Study:
         self._clients: dict[tuple[int, int], str] = {}
         self._newest: dict[int, tuple[int, str]] = {}  # by log: the greatest timestamp so far, and whose it is
 
-    def read(self, record: LogRecord, verdict: Verdict) -> None:
+    def read(self, judged: tuple[LogRecord, Verdict]) -> None:
+        record, verdict = judged
         log, at_ms = record.log, record.timestamp_ms
         size = self.sizes.setdefault(log, [0, 0])
         size[0] += 1
@@ -173,25 +174,26 @@ def of_groups(
     groups: Iterable[Group],
     infos: Mapping[str, TopicInfo | None],
     study: Study,
-    facts: Mapping[str, Facts],
+    causes: Mapping[str, Sequence[Standstill]],
     named: str | None = None,
     lenient: bool = False,
 ) -> Iterator[Check]:
     """Yields a warning for each cause of a standstill, unused group, smaller topic, and a `named` group without
     consumers; one "ok" without any. Unless `lenient`, what stops the `named` group is a failure. `infos`: Kafka's
-    topics, None if gone, without those it may not describe. `facts`: beyond the log, by group. Of other deleted groups
+    topics, None if gone, without those it may not describe. `causes`: `standstills`, by group. Of other deleted groups
     nothing is said."""
     sound = True
     for group in groups:
         if group.deleted and group.name != named:
             continue
-        known = facts.get(group.name, NO_FACTS)
-        causes = standstills(group, known)
-        found = of_group(group, infos, causes, not lenient and group.name == named)
+        known = causes[group.name]
+        found = of_group(group, infos, known, not lenient and group.name == named)
         idle_ms = study.now_ms - study.last_ms.get(group.name, study.now_ms)
         if not group.sessions and idle_ms > ORPHANED_MS:
             found.insert(0, _orphan(group, idle_ms))
-        if group.name == named and not (group.sessions or group.deleted or known.lag):
+        if group.name == named and not (
+            group.sessions or group.deleted or "no_consumer" in {one.cause for one in known}
+        ):
             found.append(_empty(group.name))
         sound = sound and not found
         yield from found
@@ -239,6 +241,29 @@ class Limits(NamedTuple):
 
     lag: int | None = None
     age_s: float | None = None
+
+
+class Slow(NamedTuple):
+    """A partition whose owner is more than a minute behind and falls further behind. Both speeds are of this minute,
+    in messages per second."""
+
+    client_id: str
+    tp: TopicPartition
+    finished: float
+    written: float
+
+
+def of_slow(group: str, found: Iterable[Slow]) -> Iterator[Check]:
+    """Yields a check for each consumer that is slower than the producers of what it owns."""
+    by_client: dict[str, list[Slow]] = defaultdict(list)
+    for one in found:
+        by_client[one.client_id].append(one)
+    for client, slow in by_client.items():
+        finished, written = sum(one.finished for one in slow), sum(one.written for one in slow)
+        text = f"{group!r}: {client!r} is slow: it finishes {finished:.3g} messages/s of "
+        text += f"{first_of([str(one.tp) for one in slow], NAMES_MAX)} against {written:.3g}/s written"
+        advice = "start more consumers, or let each work on several messages at once: Consumer.process"
+        yield Check("slow consumer", "warn", text, advice)
 
 
 def of_deaths(group: Group, deaths: int, causes: Sequence[Standstill]) -> Iterator[Check]:

@@ -17,11 +17,11 @@ from marshal_py.admin.views import overview
 from marshal_py.admin.views.group_info import Check, GroupHealth, PartitionHealth, PauseInfo
 from marshal_py.history.consumption_rate import ConsumptionRate
 from marshal_py.protocol.fold.rationalizer import Verdict
-from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.fold.world import Group, Partition
 from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.protocol.member.waiting import Standstill
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
-from marshal_py.protocol.wire.records import MODE_NAMES, Evict, Heartbeat
+from marshal_py.protocol.wire.records import AT_LEAST_ONCE, MODE_NAMES, ClaimingPartition, Evict, Heartbeat
 
 MOVES: Final = frozenset({"claimed", "released", "lost", "parked"})  # advisories of a claim that begins or ends
 GAPS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # upper bounds of the histogram of gaps
@@ -41,8 +41,8 @@ class DataFacts(Struct):
 class Tally:
     """Counts what the records of one group tell.
 
-    - `advisories`: by kind. `redelivered`: deliveries of messages at the positions after their first, as far as
-      heartbeats say so.
+    - `advisories`: by kind. `redelivered`: deliveries of messages after their first, as far as the log says so: what
+      handlers of an owner had when the next one took over, and what was given back at a position. So at least so many.
     - `moved_ms`: when a claim began or ended last, by topic and partition.
     - `gaps`: how many partitions had nobody who worked on them for how long, until another session claimed them, by
       bucket of GAPS_S and one beyond; `gaps_s`: in all. From the last sign of life of a session that was evicted, else
@@ -57,6 +57,7 @@ class Tally:
         self.moved_ms: dict[tuple[str, int], int] = {}
         self._free_ms: dict[tuple[str, int], int] = {}  # since when nobody works on the partition
         self._attempts: dict[TopicPartition, tuple[int, int]] = {}  # position, and its deliveries
+        self._inherited: dict[TopicPartition, int] = {}  # the offset up to which a take-over was counted, about
 
     def read(self, group: Group, verdict: Verdict, time_ms: int, advisories: Iterable[Advisory]) -> None:
         """Notes what a folded record says. `time_ms`: its timestamp. `group`: after it."""
@@ -67,6 +68,8 @@ class Tally:
                 if partition is not None and (entry.attempts > 1 or partition.tp in self._attempts):
                     self._deliveries(partition.tp, partition.position, partition.attempts)
             return
+        if isinstance(record, ClaimingPartition) and verdict.accepted and group.mode == AT_LEAST_ONCE:
+            self._taken_over(group.claims[verdict.offset])
         silent_ms = record.waited_ms if isinstance(record, Evict) else 0
         for one in advisories:
             self.advisories[one.kind] += 1
@@ -80,9 +83,20 @@ class Tally:
         if self._free_ms and (group.paused or not group.sessions):
             self._free_ms.clear()
 
+    def _taken_over(self, partition: Partition) -> None:
+        tp = partition.tp
+        self._inherited.pop(tp, None)
+        self._attempts.pop(tp, None)
+        if partition.in_flight:
+            self.redelivered += partition.in_flight
+            self._inherited[tp] = partition.position + partition.in_flight
+        if partition.attempts > 1:
+            self._attempts[tp] = partition.position, partition.attempts
+
     def _deliveries(self, tp: TopicPartition, position: int, attempts: int) -> None:
         was_at, was = self._attempts.pop(tp, (NONE, 1))
-        self.redelivered += max(0, attempts - max(1, was if was_at == position else 1))
+        counted = was if was_at == position else 2 if position < self._inherited.get(tp, NONE) else 1
+        self.redelivered += max(0, attempts - max(1, counted))
         if attempts > 1:
             self._attempts[tp] = position, attempts
 

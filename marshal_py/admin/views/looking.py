@@ -1,7 +1,7 @@
 """What an observer of groups knows beyond their states: signs of life, pauses, handlers without an answer, the cluster.
 
-`state` and `doctor` pass each record that they read in, and get the Facts by which protocol/member/waiting.py
-says why nobody consumes.
+A Watch passes each record that it reads in, and gets the Facts by which protocol/member/waiting.py says why nobody
+consumes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.history.unanswered import Unanswered
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.member.waiting import HANGS_MS, UNOWNED_MS, Facts, Standstill, standstills
+from marshal_py.protocol.member.waiting import HANGS_MS, UNOWNED_MS, Facts
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Evict, Heartbeat, Leave, Note
 from marshal_py.protocol.wire.subscription import consumed
@@ -78,14 +78,9 @@ class Looking:
         found.recall(group, partial(self._observer.look_up, log))
         return found
 
-    def held_up(self, group: Group, now_ms: int, causes: Iterable[Standstill] = ()) -> list[str]:
-        """Returns in words which messages hold up the positions of their partitions, without what `causes` say."""
-        said = {(one.topic, number) for one in causes if one.cause == "hangs" for number in one.partitions}
-        found = self._held_up_by(group, now_ms).items()
-        return [f"{text}; {advice}" for tp, (text, advice) in found if (tp.topic, tp.partition) not in said]
-
-    def _held_up_by(self, group: Group, now_ms: int) -> dict[TopicPartition, tuple[str, str]]:
-        """Returns likewise, with advice: as owners said, or where messages come again, or stay while later ones go."""
+    def held_up(self, group: Group, now_ms: int) -> dict[TopicPartition, tuple[str, str]]:
+        """Returns in words, with advice, which messages hold up the positions of their partitions: as owners said, or
+        where messages come again, or stay while later ones go."""
         found = {}
         unanswered = self._unanswered.get(next(iter(self._observer.logs_of(group.name)), NONE))
         stands = {} if unanswered is None else unanswered.stands(group)
@@ -104,29 +99,19 @@ class Looking:
                 found[tp] = text, f"to skip it: marshal set-position {group.name} {tp} --shift-by 1"
         return found
 
-    def causes(
-        self, log: int, group: Group, now_ms: int, ends: Mapping[TopicPartition, int], in_cluster: bool = True
-    ) -> list[Standstill]:
-        """Returns the causes for which nobody consumes. `now_ms` since 1970; `ends`: of `Observer.ends`; `in_cluster`:
-        False for a dump or unknown topics."""
-        topics = self._observer.topics
-        gone = [topic for topic in sorted(group.topics) if in_cluster and topic not in topics]
-        stopped = overview.stopped(group, find_recreated(group, topics), ends)
-        return standstills(group, self.facts(log, group, now_ms, stopped, gone, ends))
-
     def facts(
         self,
         log: int,
         group: Group,
         now_ms: int,
         stopped: Iterable[Stopped],
-        gone: Iterable[str] = (),
-        ends: Mapping[TopicPartition, int] | None = None,
+        gone: Iterable[str],
+        ends: Mapping[TopicPartition, int],
     ) -> Facts:
         """Returns what is known of a group at `now_ms` since 1970. `stopped`: until an admin acts; `gone`: topics that
         the cluster lacks; `ends`: as far as known."""
         pause = overview.pause(group, self.pause_history(log, group), now_ms)
-        waiting = overview.free(group, ends or {}, find_recreated(group, self._observer.topics), self.firsts)
+        waiting = overview.free(group, ends, find_recreated(group, self._observer.topics), self.firsts)
         # Who has given no sign of life in all that is kept is silent since that begins.
         signs = dict.fromkeys(group.sessions, self._first_ms.get(log, now_ms)) | self._observer.signs_of(log, group)
         unanswered = self._unanswered[log].since(group) if log in self._unanswered else {}
@@ -140,9 +125,9 @@ class Looking:
             sum(waiting.values()),
             silent,
             unanswered,
-            self._blocked(log, group, now_ms, ends or {}),
-            self._unowned(log, group, now_ms, ends or {}, silent),
-            held_up=self._held_up_by(group, now_ms),
+            self._blocked(log, group, now_ms, ends),
+            self._unowned(log, group, now_ms, ends, silent),
+            held_up=self.held_up(group, now_ms),
         )
 
     def _blocked(

@@ -391,9 +391,9 @@ def state(
     extended_ms: Mapping[int, int],
     ends: Mapping[TopicPartition, int],
     now_ms: float,
-    pause_history: PauseHistory | None = None,
+    paused: PauseInfo | None = None,
     recreated: Collection[str] = (),
-    notices: Iterable[object] = (),
+    notices: tuple[str, ...] = (),
 ) -> GroupState:
     """Returns what log, cluster and clock say about a group, as `marshal state` shows it. `extended_ms`: of each
     session's last sign; `ends`: of data partitions; `recreated`: topics with another id."""
@@ -405,10 +405,10 @@ def state(
         policy=(config.policy if config is not None else "") or None,
         deleted=group.deleted,
         opaque_at=group.opaque_at if group.opaque_at != NONE else None,
-        pause=pause(group, pause_history, round(now_ms)),
+        pause=paused,
         sessions=tuple(sorted(members(group, extended_ms, now_ms), key=lambda member: member.session)),
         partitions=tuple(partition_state(group, tp, ends.get(tp), recreated) for tp in partitions(group)),
-        notices=tuple(map(str, notices)),
+        notices=notices,
     )
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import asdict
 
 from marshal_py.admin.views.group_info import GroupHealth
-
-TREND_MS: Final = 15_000  # long enough that heartbeats, which bring positions, come a few times
+from marshal_py.history.consumption_rate import WINDOW_MS
 
 
 class GroupTrend(GroupHealth, frozen=True):
-    """A group, and how it changes: per second, over 15 s or between two pictures. `zero_s`: in how many seconds its lag
-    is 0 at this speed, None for never. All are None where one picture alone is known."""
+    """A group, and how it changes: per second, over a minute or between two pictures. `zero_s`: in how many seconds its
+    lag is 0 at this speed, None for never. All are None where one picture alone is known."""
 
     lag_per_second: float | None
     zero_s: float | None
@@ -47,7 +46,7 @@ class Trends:
             if figures and not _comparable(figures[-1], now):
                 figures.clear()
             figures.append(now)
-            while len(figures) > 2 and figures[1].time_ms <= time_ms - TREND_MS:
+            while len(figures) > 2 and figures[1].time_ms <= time_ms - WINDOW_MS:
                 figures.popleft()
             found.append(GroupTrend(**{**asdict(one), **_change(figures[0], now)}))
         return tuple(found)

@@ -63,8 +63,8 @@ def top(
 ) -> None:
     """Watch all groups on one screen, the ones in trouble first. ? shows the keys.
 
-    It reads the log and the ends of data topics, and joins no group. The change of the lag is that of the last 15
-    seconds; with --once, of one interval. Of the past, from a dump or with --at, the lag is what the owners wrote.
+    It reads the log and the ends of data topics, and joins no group. The change of the lag is that of the last
+    minute; with --once, of one interval. Of the past, from a dump or with --at, the lag is what the owners wrote.
     """
     live = not (once or options.as_json)
     if live and not (sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"):

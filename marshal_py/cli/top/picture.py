@@ -40,7 +40,7 @@ d               step the owner of the chosen partition down (likewise)
 q, ctrl-C       quit
 
 MEMB    consumers with a fresh sign of life + those without
-LAG/S   how fast the lag changes, over 15 s; ZERO: when it is 0 at that speed
+LAG/S   how fast the lag changes, over a minute; ZERO: when it is 0 at that speed
 OLDEST  age of the oldest message that is not finished
 READ/S  how fast positions move, over a minute; AGAIN/S: delivered once more
 A cell of the grid is a partition with the letter of its owner, - for nobody, or

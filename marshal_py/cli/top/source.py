@@ -12,11 +12,12 @@ from typing import Final, NamedTuple
 
 from marshal_py.admin.group import Group
 from marshal_py.admin.views.group_info import MemberInfo
-from marshal_py.admin.views.trends import TREND_MS, GroupTrend, Trends
+from marshal_py.admin.views.trends import GroupTrend, Trends
 from marshal_py.admin.watch import Watch
 from marshal_py.cli.options import ReadOptions
 from marshal_py.cli.top.screen import Order
 from marshal_py.errors import MarshalError
+from marshal_py.history.consumption_rate import WINDOW_MS
 from marshal_py.log.observer import Observer
 
 REASON: Final = "marshal top"
@@ -66,8 +67,8 @@ class Source:
             if at_ms < self.seen.as_of_ms:
                 self._watch.close()
                 self._watch = self._new()
-            if at_ms - TREND_MS > self._watch.as_of_ms:
-                self._refresh(at_ms - TREND_MS)
+            if at_ms - WINDOW_MS > self._watch.as_of_ms:
+                self._refresh(at_ms - WINDOW_MS)
             self._refresh(at_ms)
         opened, watch = self.opened, self._watch
         self.seen = Seen(self._rows, opened, watch.members(opened), watch.as_of_ms if at_ms is None else at_ms)
