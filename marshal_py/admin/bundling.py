@@ -15,10 +15,8 @@ from zlib import crc32
 
 from msgspec import structs, to_builtins
 
+from marshal_py.admin.marshal import versions
 from marshal_py.admin.views.group_info import Check, GroupHealth
-from marshal_py.client.marshal import VERSION
-from marshal_py.protocol.fold.rationalizer import PROTOCOL_VERSION
-from marshal_py.protocol.fold.world import FOLD_VERSION
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import Genesis, Note
@@ -70,19 +68,12 @@ def about(
 ) -> dict[str, Any]:
     """Returns what the header of a bundle has, in JSON's types. `settings`: the client's; `left_out`: how many records
     `without_words` changes."""
-    versions = {
-        "marshal_py": VERSION.removeprefix("marshal_py "),
-        "protocol": str(PROTOCOL_VERSION),
-        "fold": str(FOLD_VERSION),
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        **cluster.client_versions,
-    }
-    made = Check("bundle", "ok", ", ".join(f"{name} {version}" for name, version in versions.items()))
+    used = {**versions(cluster), "python": platform.python_version(), "system": platform.platform()}
+    made = Check("bundle", "ok", ", ".join(f"{name} {version}" for name, version in used.items()))
     hidden = {name: str(value) for name, value in settings.items() if not _is_shown(name)}
     secrets = {value for name, value in hidden.items() if len(value) >= _chars_min(name)}
     found = {
-        "versions": versions,
+        "versions": used,
         "cluster": {"id": cluster.cluster_id, "brokers": to_builtins(cluster.brokers), "limits": cluster.limits()},
         "settings": {name: HIDDEN if name in hidden else str(value) for name, value in sorted(settings.items())},
         "checks": to_builtins([made, *checks]),

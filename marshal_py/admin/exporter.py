@@ -21,7 +21,7 @@ from marshal_py.admin.watch import Watch
 from marshal_py.client.exporter import port_error
 from marshal_py.errors import MarshalError
 
-STALE_MS: Final = 60_000  # then an autoscaler gets an error, on which it holds the scale, and no old figure
+STALE_MS: Final = 60_000  # then an autoscaler gets an error, on which it holds the scale, if the next refresh is late
 IDLE_S: Final = 10.0  # for a connection that asks nothing, or does not take the answer
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -120,7 +120,7 @@ class GroupsExporter:
             return _as_json(200, {"ok": not picture.problem, "problem": picture.problem, "as_of_ms": picture.as_of_ms})
         if not path.startswith("/keda/"):
             return Answer(404, TEXT, b"/metrics, /healthz, /keda/GROUP\n")
-        if now_ms - picture.as_of_ms > STALE_MS:
+        if now_ms - picture.as_of_ms > max(STALE_MS, 1000 * self._late_s):
             return _as_json(503, {"problem": picture.problem or "the figures are old", "as_of_ms": picture.as_of_ms})
         group = unquote(path.removeprefix("/keda/"))
         found = picture.scalers.get(group)

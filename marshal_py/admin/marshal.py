@@ -25,7 +25,7 @@ from marshal_py.topics import changes
 from marshal_py.topics.keys import ALL
 from marshal_py.topics.request import KEYS_MAX, MAX_BYTES_DEFAULT
 from marshal_py.topics.topic import Topic
-from marshal_py.transport.ports import BrokerInfo, ClusterAdmin
+from marshal_py.transport.ports import BrokerInfo, ClusterAdmin, ClusterInfo
 from marshal_py.transport.serialization import Deserializer
 
 
@@ -47,6 +47,12 @@ class MarshalInfo(Struct, frozen=True):
     versions: dict[str, str]
 
 
+def versions(cluster: ClusterInfo) -> dict[str, str]:
+    """Returns the versions of this library and its parts. `cluster`: as its client told of it."""
+    own = {"marshal_py": marshal.VERSION.removeprefix("marshal_py "), "protocol": str(PROTOCOL_VERSION)}
+    return {**own, "fold": str(FOLD_VERSION), **cluster.client_versions}
+
+
 class Marshal(marshal.Marshal):
     """A connection to a cluster. Made by `connect`. It is a context manager: leaving it stops its consumers."""
 
@@ -59,19 +65,13 @@ class Marshal(marshal.Marshal):
             "multi_last_keys": KEYS_MAX,
             "batch_bytes": MAX_BYTES_DEFAULT,
         }
-        versions = {
-            "marshal_py": marshal.VERSION.removeprefix("marshal_py "),
-            "protocol": str(PROTOCOL_VERSION),
-            "fold": str(FOLD_VERSION),
-            **found.client_versions,
-        }
         return MarshalInfo(
             found.cluster_id,
             found.brokers,
             len(found.partition_counts),
             sum(found.partition_counts.values()),
             {**found.limits(), **own},
-            versions,
+            versions(found),
         )
 
     # --- topics

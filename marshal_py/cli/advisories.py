@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Final
+from itertools import chain
+from typing import Annotated, Any, Final
 
 import typer
 from msgspec import structs
@@ -12,7 +13,7 @@ from marshal_py.cli import output
 from marshal_py.cli.documents import Time, prints, time_of, with_fields
 from marshal_py.cli.options import (
     NOBODY,
-    ReadOptions,
+    ReadLineOptions,
     Since,
     Until,
     command,
@@ -41,7 +42,7 @@ PrintedAdvisory: Final = with_fields(
 @command
 @prints(PrintedAdvisory)
 def advisories(
-    options: ReadOptions,
+    options: ReadLineOptions,
     group: Annotated[str | None, typer.Argument(help="One group; all if left out.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until ctrl-C.")] = False,
     count: Annotated[
@@ -83,12 +84,10 @@ def advisories(
         say_where_it_begins(observer)
         found = [one for one in found if since_ms is None or one.time_ms >= since_ms]
         found.sort(key=lambda advisory: (advisory.time_ms, advisory.log, advisory.log_offset))
-        for advisory in found if count is None else found[max(0, len(found) - count) :]:
-            _print(advisory, options.as_json)
+        shown: Iterable[Advisory] = found if count is None else found[max(0, len(found) - count) :]
         if follow and observer.root is not None and options.dump is None:
-            for news in observer.advisories(group, follow=True):
-                for advisory in _wanted([news], kinds):
-                    _print(advisory, options.as_json)
+            shown = chain(shown, _wanted(observer.advisories(group, follow=True), kinds))
+        options.show(shown, ("time", *Advisory.__struct_fields__), _text, _document)
 
 
 def _kinds(given: list[str]) -> frozenset[str]:
@@ -104,10 +103,11 @@ def _wanted(found: Iterable[Advisory | None], kinds: frozenset[str]) -> Iterator
     return (advisory for advisory in found if advisory is not None and (not kinds or advisory.kind in kinds))
 
 
-def _print(advisory: Advisory, as_json: bool) -> None:
-    time = time_of(advisory.time_ms)
-    if as_json:
-        known = {name: None if value in UNKNOWN else value for name, value in structs.asdict(advisory).items()}
-        output.print_json({"time": time, **known})
-        return
-    print(f"{time}  {advisory.log}:{advisory.log_offset:<6} {advisory.group}  {to_text(advisory)}", flush=True)
+def _document(advisory: Advisory) -> dict[str, Any]:
+    known = {name: None if value in UNKNOWN else value for name, value in structs.asdict(advisory).items()}
+    return {"time": time_of(advisory.time_ms), **known}
+
+
+def _text(advisory: Advisory) -> str:
+    place = f"{time_of(advisory.time_ms)}  {advisory.log}:{advisory.log_offset:<6} {advisory.group}"
+    return f"{place}  {to_text(advisory)}"

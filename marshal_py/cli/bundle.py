@@ -13,7 +13,7 @@ from marshal_py.admin.examination import Examination
 from marshal_py.admin.watch import Watch
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import prints
-from marshal_py.cli.options import CommonOptions, command, require_group
+from marshal_py.cli.options import CommonOptions, Force, command, require_group
 
 EXAMPLE: Final = output.example("marshal bundle billing -o billing.bundle")
 
@@ -32,6 +32,7 @@ def bundle(
     options: CommonOptions,
     group: changes.GroupName,
     path: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="Write there.")],
+    force: Force = False,
 ) -> None:
     """Write one file about a group for a bug report: its log, what the doctor finds, lag, versions and settings.
 
@@ -59,11 +60,7 @@ def bundle(
         records = observer.records(sorted({0, *observer.logs_of(group)}))
         left_out = sum(bundling.without_words(observer.root, record) is not record for record in records)
     about = bundling.about(settings, checks, health, cluster, left_out)
-    try:
-        file = path.open("wb")
-    except OSError as error:
-        raise output.CommandFailed(f"{str(path)!r} cannot be written: {error.strerror}") from error
-    with file, options.observer() as observer:
+    with output.opened(path, force) as file, options.observer() as observer:
         root = observer.root
         count = archive.dump(
             observer, file, group, about=about, change=lambda record: bundling.without_words(root, record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,8 +68,14 @@ def check(
 
 
 def _say(found: GroupCheck, limits: Limits, form: str) -> int:
-    for line in FORMS[form](found, limits):
-        print(line)
+    try:
+        for line in FORMS[form](found, limits):
+            print(line)
+        sys.stdout.flush()
+    except OSError as error:  # a full disk, or a reader that has gone: nobody knows how the group is
+        output.close_stdout()
+        output.say(f"marshal: the output cannot be written ({error.strerror})")
+        return diagnosis.EXIT_CODES["unknown"]
     return found.exit_code
 
 

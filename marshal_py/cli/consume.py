@@ -182,5 +182,5 @@ def _line(message: Message, as_json: bool, key_separator: str | None) -> bytes:
 def _serving(marshal: Marshal, port: int, host: str) -> Iterator[None]:
     """Serves metrics. Enter it before the consumer joins, so that a port that is taken is noticed first."""
     with serve(marshal, port, host) as exporter:
-        output.say(f"metrics at http://{host}:{exporter.port}/metrics")
+        output.say(f"metrics at {output.metrics_url(host, exporter.port)}")
         yield

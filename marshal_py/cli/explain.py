@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import Time, prints, time_of, with_fields
-from marshal_py.cli.options import ReadOptions, command, number_or_none, require_group
+from marshal_py.cli.options import ReadOptions, ReadTableOptions, command, number_or_none, require_group
 from marshal_py.cli.watching import Every, show
 from marshal_py.client.driver import divergence_report
 from marshal_py.client.values.position_text import EARLIEST, OFFSET, moment_ms, parse
@@ -87,6 +87,7 @@ Explained: Final = with_fields(
     records=list[RecordLine],
     left_out=int,
     began_at=int,
+    notices=list[str],
 )
 
 
@@ -119,7 +120,7 @@ class Divergence(Struct, frozen=True):
 @command
 @prints(Explained, GroupChange, Divergence)
 def explain(
-    options: ReadOptions,
+    options: ReadTableOptions,
     group: changes.GroupName,
     partition: Annotated[
         str | None,
@@ -151,7 +152,8 @@ def explain(
 
     A time is ISO-8601, UTC if it names no zone; an offset is one of the group's log. Of a long log it reads what
     follows the newest snapshot, and before that the records alone that the present state comes from, and says where it
-    began. --since looks further back.
+    began. --since looks further back. Of the present it says what is wrong with the group, as `marshal state` does.
+    With -o csv, and wide, it prints the records.
     """
     if state is not None:
         if partition is not None or at is not None or since is not None:
@@ -164,7 +166,7 @@ def explain(
 
 
 def _show(
-    options: ReadOptions, group: str, partition: str | None, at: str | None, since: str | None, count: int
+    options: ReadTableOptions, group: str, partition: str | None, at: str | None, since: str | None, count: int
 ) -> None:
     cut = Cut() if at is None else _cut(at)
     begin = cut if since is None else Cut(0) if since == EARLIEST else _cut(since)
@@ -203,14 +205,19 @@ def _find(
     return found, reader.began_at, way_back
 
 
-def _explain(options: ReadOptions, group: str, partition: str, cut: Cut, begin: Cut, count: int) -> None:
+def _explain(options: ReadTableOptions, group: str, partition: str, cut: Cut, begin: Cut, count: int) -> None:
     topic, colon, number = partition.rpartition(":")
     if not colon or not number.isdigit():
         raise typer.BadParameter(f"{partition!r} is not TOPIC:PARTITION")
     tp = TopicPartition(topic, int(number))
     found, began_at, way_back = _find(options, group, tp, cut, begin, count)
-    if options.as_json:
-        output.print_json(
+    notices: tuple[str, ...] = ()
+    if cut == Cut() and options.dump is None:
+        with options.watch(group, states=True) as watch:
+            notices = watch.states()[0].notices
+    if not options.for_people:
+        lines = [_line(line) for line in found.lines]
+        options.show(
             {
                 "group": group,
                 "topic": topic,
@@ -221,14 +228,19 @@ def _explain(options: ReadOptions, group: str, partition: str, cut: Cut, begin: 
                 "paused": found.paused,
                 "deleted": found.deleted,
                 "unserved": found.unserved or None,
-                "records": [_line(line) for line in found.lines],
+                "records": lines,
                 "left_out": found.left_out,
                 "began_at": began_at,
-            }
+                "notices": notices,
+            },
+            lines,
+            RecordLine.__struct_fields__,
         )
         return
     for line in _sentences(group, found, began_at, way_back):
         print(line)
+    for notice in notices:
+        print(f"! {notice}")
 
 
 def _sentences(group: str, found: Explanation, began_at: int, way_back: str) -> Iterator[str]:
@@ -248,7 +260,7 @@ def _sentences(group: str, found: Explanation, began_at: int, way_back: str) -> 
     yield from map(_text, found.lines)
 
 
-def _diff(options: ReadOptions, group: str, earlier: Cut, later: Cut) -> None:
+def _diff(options: ReadTableOptions, group: str, earlier: Cut, later: Cut) -> None:
     with _reader(group, options) as reader:
         world, records = reader.reaching(earlier, reader.offset_of(earlier))
         try:
@@ -258,8 +270,9 @@ def _diff(options: ReadOptions, group: str, earlier: Cut, later: Cut) -> None:
     if not found.records:
         _known(group, options)  # else nothing happened between them
     _check_end(later, found.to_offset)
-    if options.as_json:
-        output.print_json(
+    if not options.for_people:
+        notable = [_line(line) for line in found.notable]
+        options.show(
             GroupChange(
                 group=group,
                 from_offset=found.from_offset,
@@ -272,8 +285,10 @@ def _diff(options: ReadOptions, group: str, earlier: Cut, later: Cut) -> None:
                 ],
                 settings={key: {"from": old, "to": new} for key, (old, new) in found.settings.items()},
                 records=dict(found.records),
-                notable=[_line(line) for line in found.notable],
-            )
+                notable=notable,
+            ),
+            notable,
+            RecordLine.__struct_fields__,
         )
         return
     print(f"group {group!r} from offset {found.from_offset} to {found.to_offset}")

@@ -58,7 +58,8 @@ def exporter(
     never waits for Kafka; while that does not answer, marshal_exporter_up is 0 and figures keep their last value.
 
     /metrics is for Prometheus, /healthz for a probe (200 while this process works), /keda/GROUP for the scaler
-    metrics-api of KEDA: 503 if figures are older than a minute or the lag is not known, so that KEDA holds the scale.
+    metrics-api of KEDA: 503 if figures are older than a minute and two refreshes, or the lag is unknown: KEDA
+    then holds the scale.
     """
     sys.setswitchinterval(SWITCH_S)
     watch = Watch(options.observer)
@@ -67,7 +68,7 @@ def exporter(
         output.until_interrupted() as interrupted,
         GroupsExporter(watch, port, host, names, granularity, cluster_name, late_s) as serving,
     ):
-        url = f"http://{f'[{host}]' if ':' in host else host}:{serving.port}/metrics"
+        url = output.metrics_url(host, serving.port)
         if options.as_json:
             output.print_json(Serving(url))
         else:

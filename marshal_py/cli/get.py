@@ -16,7 +16,7 @@ from marshal_py.cli import lines, output
 from marshal_py.cli.decoding import DecodingOptions
 from marshal_py.cli.documents import prints, time_of
 from marshal_py.cli.index import require_index
-from marshal_py.cli.options import TopicName, check_time, command
+from marshal_py.cli.options import TopicName, command, iso_time
 from marshal_py.cli.scan_bar import ScanBar
 from marshal_py.topics.keys import ALL, PARTITIONERS
 from marshal_py.topics.request import GetRequest
@@ -36,7 +36,9 @@ class GetOptions(DecodingOptions):
     partition: Annotated[int | None, typer.Option(min=0, help="Of this partition.")] = None
     start_time: Annotated[
         str | None,
-        typer.Option("--time", metavar="TIME", callback=check_time, help="From this time on, as 2026-01-31T12:00:00Z."),
+        typer.Option(
+            "--time", metavar="TIME", callback=iso_time, help="From this time on: 2026-01-31T12:00:00Z, or -5m."
+        ),
     ] = None
     last_by_key: Annotated[str | None, typer.Option("--last", metavar="KEY", help="The last message of a key.")] = None
     next_by_key: Annotated[str | None, typer.Option("--next", metavar="KEY", help="The first message of a key.")] = None
@@ -56,7 +58,7 @@ class GetOptions(DecodingOptions):
         ),
     ] = None
     up_to_time: Annotated[
-        str | None, typer.Option(metavar="TIME", callback=check_time, help="Of --multi-last, as of this time.")
+        str | None, typer.Option(metavar="TIME", callback=iso_time, help="Of --multi-last, as of this time.")
     ] = None
     every: Annotated[bool, typer.Option("--all", help="Every page, and not the first alone.")] = False
     follow: Annotated[

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -144,8 +143,7 @@ def write_out(line: bytes, message: Message) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # Python would try again, and complain, when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output.close_stdout()
         raise output.CommandFailed(
             f"stdout takes no more ({error.strerror}): {message.topic}:{message.partition} at "
             f"offset {message.offset} is not acknowledged and will come again"

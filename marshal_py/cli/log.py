@@ -19,7 +19,8 @@ from marshal_py.cli.documents import Time, prints, time_of
 from marshal_py.cli.options import (
     NOBODY,
     CommonOptions,
-    ReadOptions,
+    Force,
+    ReadLineOptions,
     Since,
     command,
     require_group,
@@ -91,7 +92,7 @@ app: Final = typer.Typer(help="Look into the coordination topic.", no_args_is_he
 @command
 @prints(TailLine)
 def tail(
-    options: ReadOptions,
+    options: ReadLineOptions,
     group: Group = None,
     count: Annotated[int, typer.Option("-n", min=0, help="This many of the last records.")] = 10,
     since: Since = None,
@@ -109,10 +110,9 @@ def tail(
     ] = False,
 ) -> None:
     """Show the newest records, each with the verdict of the fold. Those of several logs are ordered by timestamp."""
-    if raw and options.as_json:
-        raise typer.BadParameter("give --raw or --json, not both")
+    if raw and (options.as_json or options.format == "csv"):
+        raise typer.BadParameter("--raw goes without --json and -o csv")
     hidden = _hidden(types or [], no_heartbeats)
-    form = "raw" if raw else "json" if options.as_json else "human"
     with output.until_interrupted(follow) as interrupted, options.observer() as observer:
         if observer.root is None:
             output.say(NOBODY)
@@ -126,14 +126,17 @@ def tail(
         say_where_it_begins(observer)
         merged = [one for one in found if since_ms is None or one.record.timestamp_ms >= since_ms]
         merged.sort(key=_moment)
-        for judged in merged[max(0, len(merged) - count) :]:
-            _print(judged, form)
-        if follow and observer.root is not None and options.dump is None:
-            for news in observer.follow(group):
-                if interrupted():
-                    return
-                if news is not None and _concerns(news, group, hidden):
-                    _print(news, form)
+
+        def shown() -> Iterator[Judged]:
+            yield from merged[max(0, len(merged) - count) :]
+            if follow and observer.root is not None and options.dump is None:
+                for news in observer.follow(group):
+                    if interrupted():
+                        return
+                    if news is not None and _concerns(news, group, hidden):
+                        yield news
+
+        options.show(shown(), TailLine.__struct_fields__, _raw if raw else _sentence, _tail_line)
 
 
 @app.command("dump", epilog=DUMP_EXAMPLE)
@@ -146,6 +149,7 @@ def dump(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="Write there; stdout if left out."),
     ] = None,
+    force: Force = False,
     human: Annotated[bool, typer.Option("--human", help="Sentences for people, which cannot be loaded again.")] = False,
 ) -> None:
     """Write every record as a line of JSON with a checksum; with --json each line has the verdict of the fold, too.
@@ -166,16 +170,12 @@ def dump(
         if human:
             for judged in observer.read(group, back=True):
                 if _concerns(judged, group):
-                    _print(judged, "human")
+                    print(_sentence(judged), flush=True)
             say_where_it_begins(observer)
         elif path is None:
             archive.dump(observer, sys.stdout.buffer, group, options.as_json)
         else:
-            try:
-                file = path.open("wb")
-            except OSError as error:
-                raise output.CommandFailed(f"{str(path)!r} cannot be written: {error.strerror}") from error
-            with file:
+            with output.opened(path, force) as file:
                 count = archive.dump(observer, file, group, options.as_json)
             options.print_result(Dumped(str(path), count), f"{count} records in {path}")
 
@@ -222,22 +222,21 @@ def _moment(judged: Judged) -> tuple[int, int, int]:
     return judged.record.timestamp_ms, judged.record.log, judged.record.offset
 
 
-def _print(judged: Judged, form: str) -> None:
-    record, verdict = judged
-    if form == "raw":
-        print(record.log, record.offset, record.timestamp_ms, _base64(record.key), _base64(record.value), flush=True)
-        return
-    time = time_of(record.timestamp_ms)
-    fields = as_dict(verdict)
-    if form == "json":
-        output.print_json(TailLine(record.log, time, **fields))
-        return
-    mark = {"accepted": " ", "rejected": "x", "ignored": "-"}[fields["verdict"]]
-    print(
-        f"{time}  {record.log}:{record.offset:<6} {mark} {fields['group'] or '-'}  {fields['type'] or '?'}  "
-        f"{describe(verdict)}",
-        flush=True,
-    )
+def _raw(judged: Judged) -> str:
+    record = judged.record
+    content = _base64(record.key), _base64(record.value)
+    return " ".join(map(str, (record.log, record.offset, record.timestamp_ms, *content)))
+
+
+def _tail_line(judged: Judged) -> TailLine:
+    return TailLine(judged.record.log, time_of(judged.record.timestamp_ms), **as_dict(judged.verdict))
+
+
+def _sentence(judged: Judged) -> str:
+    line = _tail_line(judged)
+    mark = {"accepted": " ", "rejected": "x", "ignored": "-"}[line.verdict]
+    place = f"{line.time}  {line.log}:{line.offset:<6} {mark} {line.group or '-'}"
+    return f"{place}  {line.type or '?'}  {describe(judged.verdict)}"
 
 
 def _base64(content: bytes | None) -> str:

@@ -47,6 +47,11 @@ def check_time(text: str | None) -> str | None:
     return text
 
 
+def iso_time(text: str | None) -> str | None:
+    """Returns a TIME, which may count from now, in ISO 8601."""
+    return time_of(since_of(check_time(text)))
+
+
 def check_topic_name(given: str | list[str] | None) -> str | list[str] | None:
     """Returns what an argument or option TOPIC holds. A name that Kafka does not take ends in exit code 2."""
     try:
@@ -82,6 +87,7 @@ Timeout = Annotated[
     float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for an answer of the cluster.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")]
 Since = Annotated[
     str | None,
     typer.Option(
@@ -221,6 +227,28 @@ class TableOptions(CommonOptions):
         else:
             output.print_table(columns, map(cells, rows))
         return not self.as_json and self.format != "csv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadLineOptions(ReadOptions):
+    """The options of a command that prints a line for each thing that it finds, at once."""
+
+    format: Annotated[
+        Literal["lines", "csv", "json"], typer.Option("--format", "-o", help="`csv` has every field; `json` is --json.")
+    ] = "lines"
+
+    def show(
+        self, found: Iterable[T], fields: Iterable[str], text: Callable[[T], str], document: Callable[[T], Any]
+    ) -> None:
+        """Prints each thing as soon as it is there: as its `text`, or its `document` as JSON or CSV."""
+        if self.format == "csv" and not self.as_json:
+            output.print_csv(fields, map(document, found))
+            return
+        for one in found:
+            if self.as_json:
+                output.print_json(document(one))
+            else:
+                print(text(one), flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import typer
 
@@ -70,18 +72,35 @@ def error_reporting(options: Mapping[str, str], as_json: bool = False) -> Iterat
     except KeyboardInterrupt as error:
         raise failed(error, f"interrupted{f'; {error}' if str(error) else ''}", INTERRUPTED) from error
     except BrokenPipeError as error:
-        # The reader has gone (`| head`). Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        close_stdout()  # its reader has gone (`| head`)
         raise typer.Exit(BROKEN_PIPE) from error
     except OSError as error:
         if error.filename is not None or error.errno not in DISK_ERRORS:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        close_stdout()
         raise failed(
             error,
             f"the output cannot be written ({error.strerror}); what the command has done stays done: look before you "
             f"run it again",
         ) from error
+
+
+@contextmanager
+def opened(path: Path, force: bool) -> Iterator[BinaryIO]:
+    """Opens a file for a result. Raises CommandFailed if it cannot, or if the file is there and nobody said --force."""
+    if path.is_file() and not force:
+        raise CommandFailed(f"{str(path)!r} is there; --force replaces it")
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        raise CommandFailed(f"{str(path)!r} cannot be written: {error.strerror}") from error
+    with file:
+        yield file
+
+
+def close_stdout() -> None:
+    """Lets nothing more be written to stdout, which takes nothing: Python would try again, and complain, at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say_failure(error: str, text: str, exit_code: int, retriable: bool = False) -> None:
@@ -169,7 +188,7 @@ def logging_to_stderr() -> Iterator[None]:
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, stderr: bool = False) -> None:
     """Prints a table in which nothing is cut off, numbers stand below each other, and a cell of None is shown as -."""
-    names, texts = list(columns), [["-" if cell is None else _shown(str(cell)) for cell in row] for row in rows]
+    names, texts = list(columns), [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     numbers = [all(_NUMBER.fullmatch(row[at]) for row in texts) for at in range(len(names))]
     file = sys.stderr if stderr else sys.stdout
     if file.isatty():
@@ -195,18 +214,18 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, std
 def print_csv(fields: Iterable[str], rows: Iterable[Any]) -> None:
     """Prints documents as CSV, below the names of their fields. Null is empty, and a list has spaces between its
     entries."""
-    found: list[list[object]] = [[_csv_cell(cell) for cell in row.values()] for row in map(plain, rows)]
-    for line in [list[object](fields), *found]:
+    cells: Iterator[list[object]] = ([_csv_cell(cell) for cell in row.values()] for row in map(plain, rows))
+    for line in chain([list[object](fields)], cells):
         text = io.StringIO()
         csv.writer(text, lineterminator="\r\n").writerow(line)  # so that a cell with either of them is quoted
-        print(text.getvalue().removesuffix("\r\n"))
+        print(text.getvalue().removesuffix("\r\n"), flush=True)
 
 
 def _csv_cell(value: Any) -> object:
     return " ".join(map(str, value)) if isinstance(value, list) else _text(value)
 
 
-def _shown(text: str) -> str:
+def printable(text: str) -> str:
     """Returns a text without what would move a terminal's cursor: a client id may hold anything."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
@@ -226,6 +245,11 @@ def _cell(value: Any) -> object:
 
 def _text(value: Any) -> object:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | dict) else value
+
+
+def metrics_url(host: str, port: int) -> str:
+    """Returns where metrics are served; an address of IPv6 is in brackets."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
 
 
 def ranges(partitions: Iterable[str]) -> str:

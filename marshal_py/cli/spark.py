@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import prints
-from marshal_py.cli.options import CommonOptions, Since, Until, command
+from marshal_py.cli.options import CommonOptions, Force, Since, Until, command
 from marshal_py.cli.timeline import Drawn, PageFile, check_output, period_of, write_page
 from marshal_py.client.values.position_text import TIME, parse
 from marshal_py.errors import InvalidOption
@@ -141,6 +141,7 @@ def timeline(
     group: changes.GroupName,
     path: Annotated[str, typer.Argument(help="Of the archive.")],
     file: PageFile = None,
+    force: Force = False,
     since: Since = None,
     until: Until = None,
     master: Master = LOCAL,
@@ -158,7 +159,7 @@ def timeline(
         picture = found.picture(period_of(found.newest_ms(), since, until))
     if picture is None:
         raise output.CommandFailed(f"group {group!r} is not in {path}")
-    write_page(options, file, picture)
+    write_page(options, file, force, picture)
 
 
 def _records_of(session: SparkSession, path: str) -> DataFrame:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import Time, prints, time_of
-from marshal_py.cli.options import NOBODY, CommonOptions, ReadOptions, Since, Until, command, require_group
+from marshal_py.cli.options import NOBODY, CommonOptions, Force, ReadOptions, Since, Until, command, require_group
 from marshal_py.client.values.position_text import moment_of
 from marshal_py.history.page import page
 from marshal_py.history.picture import Picture
@@ -41,7 +41,12 @@ class Drawn(Struct, frozen=True):
 @command
 @prints(Drawn)
 def timeline(
-    options: ReadOptions, group: changes.GroupName, path: PageFile = None, since: Since = None, until: Until = None
+    options: ReadOptions,
+    group: changes.GroupName,
+    path: PageFile = None,
+    force: Force = False,
+    since: Since = None,
+    until: Until = None,
 ) -> None:
     """Draw a group's history as a page: who owned each partition, gaps, pauses, moves, members, lag.
 
@@ -54,7 +59,7 @@ def timeline(
         picture = picture_of(observer, group, period_in(options, observer, group, since, until))
     if picture is None:
         raise unknown_group(options, group, until)
-    write_page(options, path, picture)
+    write_page(options, path, force, picture)
 
 
 def check_output(options: CommonOptions, path: Path | None) -> None:
@@ -62,16 +67,14 @@ def check_output(options: CommonOptions, path: Path | None) -> None:
         raise typer.BadParameter("--json needs --output: the page goes to stdout")
 
 
-def write_page(options: CommonOptions, path: Path | None, picture: Picture) -> None:
+def write_page(options: CommonOptions, path: Path | None, force: bool, picture: Picture) -> None:
     """Writes the page of a picture to a file, and says so; or to stdout."""
     text = page(f"marshal timeline {picture.group}", [picture])
     if path is None:
         sys.stdout.write(text)
         return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise output.CommandFailed(f"{str(path)!r} cannot be written: {error.strerror}") from error
+    with output.opened(path, force) as file:
+        file.write(text.encode())
     begin, end = (time_of(picture.from_ms + ms) for ms in (0, picture.to_ms))
     options.print_result(
         Drawn(picture.group, str(path), begin, end, len(picture.lanes), len(picture.records)),

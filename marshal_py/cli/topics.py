@@ -13,7 +13,7 @@ from marshal_py.admin.group import group_names
 from marshal_py.cli import output
 from marshal_py.cli.changes import Yes, ask
 from marshal_py.cli.documents import prints
-from marshal_py.cli.options import CommonOptions, TableOptions, TopicName, check_time, command, number_or_none
+from marshal_py.cli.options import CommonOptions, TableOptions, TopicName, command, iso_time, number_or_none
 from marshal_py.errors import CoordinationTopicMissing
 from marshal_py.topics import changes
 from marshal_py.topics.purging import info_of
@@ -251,7 +251,7 @@ def purge(
     topic: TopicName,
     before_offset: Annotated[int | None, typer.Option(min=0, help="Messages below it; with --partition.")] = None,
     before_time: Annotated[
-        str | None, typer.Option(metavar="TIME", callback=check_time, help="Messages that are older.")
+        str | None, typer.Option(metavar="TIME", callback=iso_time, help="Messages that are older.")
     ] = None,
     keep: Annotated[int | None, typer.Option(min=0, help="All but the last so many of each partition.")] = None,
     partition: Annotated[int | None, typer.Option(min=0, help="This partition alone.")] = None,

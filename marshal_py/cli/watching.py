@@ -6,7 +6,7 @@ import io
 import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
@@ -42,11 +42,13 @@ def show(options: ReadOptions, every_s: float | None, print_all: Callable[[], No
     else:
         with output.until_interrupted() as interrupted:
             print_all()
+            made_s = time.monotonic()
             while not interrupted():
-                _repeat(print_anew, every_s, options.as_json)
+                made_s = _repeat(print_anew, every_s, options.as_json, made_s)
 
 
-def _repeat(print_all: Callable[[], None], every_s: float, as_json: bool) -> None:
+def _repeat(print_all: Callable[[], None], every_s: float, as_json: bool, made_s: float) -> float:
+    """Returns when something was shown last, which was `made_s` before."""
     sys.stdout.flush()
     time.sleep(every_s)
     if not as_json:
@@ -54,7 +56,9 @@ def _repeat(print_all: Callable[[], None], every_s: float, as_json: bool) -> Non
     try:
         print_all()
     except MarshalError as error:
-        output.say(f"marshal: {error}")
+        output.say(f"marshal: {error}; what is shown was so {output.ago(time.monotonic() - made_s)}")
+        return made_s
+    return time.monotonic()
 
 
 class _Page(io.StringIO):
@@ -70,11 +74,12 @@ def _in_terminal(print_all: Callable[[], None], every_s: float, interrupted: Cal
     from marshal_py.cli.terminal import Terminal, scrolled
 
     def page() -> list[Text]:
-        with redirect_stdout(_Page()) as printed:
+        with redirect_stdout(_Page()) as printed, redirect_stderr(io.StringIO()) as said:
             print_all()
-        return list(Text.from_ansi(printed.getvalue()).split("\n"))
+        return list(Text.from_ansi(said.getvalue() + printed.getvalue()).split("\n"))
 
-    lines, head, top, next_s = page(), _now(), 0, time.monotonic() + every_s
+    lines, head, top, made_s = page(), _now(), 0, time.monotonic()
+    next_s = made_s + every_s
     with Terminal(output.console()) as terminal:
         while not interrupted():
             terminal.draw([Text(f"{head}  every {every_s:g} s; q quits", style="reverse"), *lines[top:]])
@@ -84,9 +89,9 @@ def _in_terminal(print_all: Callable[[], None], every_s: float, interrupted: Cal
                 top = scrolled(top, key, len(lines), terminal.size()[1] - 1)
             if time.monotonic() >= next_s:
                 try:
-                    lines, head = page(), _now()
+                    lines, head, made_s = page(), _now(), time.monotonic()
                 except MarshalError as error:
-                    head = f"{head.partition(' ')[0]} stale: {error}"
+                    head = f"{head.partition(' ')[0]}, {output.ago(time.monotonic() - made_s)}; stale: {error}"
                 next_s = time.monotonic() + every_s
 
 

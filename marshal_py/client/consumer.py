@@ -15,7 +15,6 @@ from marshal_py.client.connection.context import Context
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.driver.standing import fenced
 from marshal_py.client.messages.handles import Handles
 from marshal_py.client.messages.message import Batch, Message
 from marshal_py.client.process.process import Process
@@ -411,8 +410,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         self._context.check_call("Consumer", "healthy")
         with self._context.lock:
             lives = self._member.session != NONE and not self._ending.over
-            lacks = self._context.waiting_for() or fenced(self._driver) or self._program_lacks(max_silence_s)
-            return lives and not lacks
+            return lives and not self._lacks(max_silence_s)
 
     def _program_lacks(self, max_silence_s: float) -> str:
         if self._ending.over:

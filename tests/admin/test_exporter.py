@@ -153,6 +153,8 @@ def test_an_outage_is_seen_and_figures_stay(scene: Scene) -> None:
     assert scene.keda()[0] == 200, "for a minute"
     status, told = scene.keda(now_ms=scene.now_ms + STALE_MS + 10_000)
     assert (status, "cut" in told["problem"]) == (503, True), "KEDA holds the scale on an error"
+    scene.exporter._late_s = 185.0
+    assert scene.keda(now_ms=scene.now_ms + 100_000)[0] == 200, "until the next refresh is late"
     scene.transport.connection.cut = False
     assert scene.exporter.refresh() == ""
     assert scene.figures("marshal_exporter_up") == [1]

@@ -12,7 +12,6 @@ from marshal_py.history.consumption_rate import ConsumptionRate
 from marshal_py.protocol.fold.rationalizer import apply
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.waiting import standstills
-from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import (
     ClaimingPartition,
@@ -20,11 +19,10 @@ from marshal_py.protocol.wire.records import (
     Evict,
     Heartbeat,
     Leave,
-    Record,
     ReleaseGroup,
     ReleasingPartition,
 )
-from tests.support.differential_log import GROUP, INCARNATION, TOPIC, DifferentialLog
+from tests.support.differential_log import GROUP, TOPIC, DifferentialLog, genesis
 
 ONE = TopicPartition(TOPIC, 0)
 
@@ -108,7 +106,7 @@ class Told(DifferentialLog):
         super().__init__(start=False)
         self.told, self.tally, self.advisories = World(0), Tally(), Advisories(World(0))
         self.now_ms = 0
-        assert self.put(codec.encode(genesis(), "", INCARNATION)).accepted
+        assert self.put(genesis()).accepted
 
     def fold(self, value: bytes | None, offset: int | None = None):  # type: ignore[no-untyped-def]
         found = super().fold(value, offset)
@@ -117,14 +115,6 @@ class Told(DifferentialLog):
         if group is not None:
             self.tally.read(group, verdict, self.now_ms, self.advisories.read(group, verdict, self.now_ms))
         return found
-
-
-def genesis() -> Record:
-    from tests.support import differential_log
-
-    opened = codec.open_envelope(differential_log.genesis(), -1)
-    assert opened is not None
-    return opened[5]
 
 
 def test_gaps_of_a_fail_over() -> None:

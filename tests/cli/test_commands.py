@@ -7,17 +7,20 @@ import json
 import signal
 import socket
 import urllib.request
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
 
-from marshal_py.cli import output
+from marshal_py.cli import options, output
 from marshal_py.cli.options import CommonOptions
 from marshal_py.client.marshal import VERSION, connect
 from marshal_py.testing import MemoryCluster
 from marshal_py.transport.embedded import Broker
+from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport
 from tests.cli.shell import DEADLINE_S, Shell
 
@@ -429,11 +432,19 @@ def tail(shell: Shell, *arguments: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in shown.splitlines()]
 
 
-def test_a_cluster_that_does_not_answer_is_given_up() -> None:
-    """30 s later without --timeout, which is far beyond what this test may take."""
+def test_a_cluster_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    class Unreachable(KafkaTransport):
+        def __init__(self, settings: Mapping[str, Any], timeout_s: float) -> None:
+            waited.append(timeout_s)
+            super().__init__(settings, timeout_s)
+
+    monkeypatch.setattr(options, "KafkaTransport", Unreachable)
     result = Shell("127.0.0.1:1").run("groups", "ls", "--timeout", "0.1", "--json")
     failure = json.loads(result.stderr)
     assert (result.exit_code, failure["error"], failure["retriable"]) == (1, "ClusterUnreachable", True)
+    assert waited == [0.1]
 
 
 def test_log_tail_follows(shell: Shell, billing: str) -> None:

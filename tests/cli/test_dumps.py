@@ -187,7 +187,7 @@ def test_verify_sees_through_a_dump_that_was_written_anew(shell: Shell, billing:
         path = tmp_path / "long.dump"
 
         def carried() -> bool:
-            assert shell.run("log", "dump", "long", "-o", str(path)).exit_code == 0
+            assert shell.run("log", "dump", "long", "-o", str(path), "--force").exit_code == 0
             consumer.flush()
             return bool(Shell("").json("verify", "long", "--dump", str(path))["heartbeat_digests"])
 

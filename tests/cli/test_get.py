@@ -66,6 +66,11 @@ def test_many_keys_at_one_point_in_time(users: Shell) -> None:
     assert [message["value"] for message in found] == ["Bob", "Smith", "1 Main Street"]
 
 
+def test_a_time_may_count_from_now(users: Shell) -> None:
+    found = users.run("get", TOPIC, "--time", "-5m")
+    assert (found.exit_code, found.stderr) == (0, "")
+
+
 def test_nothing_that_matches_has_no_end_of_batch(users: Shell) -> None:
     """ADR-31: `404` if the request is valid but no matching message found in stream."""
     result = users.run("get", TOPIC, "--batch", "5", "--next", "nobody", "--json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -38,7 +39,11 @@ def test_the_page_of_a_dump(group: BusyGroup, dump: str, tmp_path: Path) -> None
     whole = picture_in(path.read_text(encoding="utf-8"))
     assert [mark[1] for mark in whole["marks"] if mark[1] != "other"] == ["join", "join", "evict"]
     assert whole["lags"][0][-1] is not None
-    done = offline.run("timeline", GROUP, "--dump", dump, "--since", "-8s", "--until", "-2s", "-o", str(path))
+    again = ("timeline", GROUP, "--dump", dump, "--since", "-8s", "--until", "-2s", "-o", str(path))
+    refused = offline.run(*again)
+    assert (refused.exit_code, "is there; --force replaces it" in refused.stderr) == (1, True)
+    assert picture_in(path.read_text(encoding="utf-8")) == whole
+    done = offline.run(*again, "--force")
     assert re.fullmatch(rf"{path}: \S+ to \S+, 4 partitions, \d+ records", "".join(done.stdout.splitlines()))
     part = picture_in(path.read_text(encoding="utf-8"))
     assert (part["from_ms"], part["to_ms"]) == (group.now_ms - 8_000, 6_000)
@@ -82,6 +87,19 @@ def test_the_lag_over_time_of_a_dump(dump: str) -> None:
 
     refused = offline.run("state", GROUP, "--members", "--since", "-1h", "--dump", dump)
     assert (refused.exit_code, "--since goes with GROUP and --lag" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", [("advisories", GROUP), ("log", "tail", GROUP), ("explain", GROUP, "orders:0")])
+def test_records_as_csv(dump: str, command: tuple[str, ...]) -> None:
+    offline = Shell("")
+    told = [json.loads(line) for line in offline.run(*command, "--dump", dump, "-o", "json").stdout.splitlines()]
+    told = told[0]["records"] if command[0] == "explain" else told
+    rows = list(csv.DictReader(offline.run(*command, "--dump", dump, "-o", "csv").stdout.splitlines()))
+    assert [list(row) for row in rows] == [list(one) for one in told]
+    assert [(row["time"], row["offset"]) for row in rows] == [
+        (one["time"], "" if one["offset"] is None else str(one["offset"])) for one in told
+    ]
+    assert rows
 
 
 def figures(lags: list[int | None]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from jsonschema import Draft202012Validator, FormatChecker
 
-from marshal_py.cli.app import COMMANDS, load
+from marshal_py.cli.app import AS_JSON, COMMANDS, load
 from marshal_py.cli.documents import Failure, schema_of
 
 LINES: Final = 20  # of the first and of the last ones that are compared, where a command prints thousands
@@ -29,14 +29,14 @@ def _has_a_zone(text: object) -> bool:
 def check_printed(arguments: Sequence[str], stdout: str, stderr: str, exit_code: int) -> None:
     """Fails if a command that was called with --json has printed anything else than its documents."""
     given = list(arguments)
-    if "--json" not in given[: given.index("--") if "--" in given else None] or given[0] not in COMMANDS:
+    options = " ".join(given[: given.index("--") if "--" in given else None])
+    if not AS_JSON.search(options) or given[0] not in COMMANDS:
         return
     lines = stdout.splitlines()
     for line in lines if len(lines) <= 2 * LINES else [*lines[:LINES], *lines[-LINES:]]:
         check(json.loads(line), _validator(given[0], given[1] if len(given) > 1 else ""))
-    failure = stderr.splitlines()[-1:] if exit_code else []
-    if failure and failure[0].startswith("{"):
-        check(json.loads(failure[0]), _of_failures())
+    if exit_code and given[0] != "check":  # whose exit code is its answer
+        check(json.loads(stderr.splitlines()[-1]), _of_failures())
 
 
 def check(document: Any, validator: Draft202012Validator) -> None:

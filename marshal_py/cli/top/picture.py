@@ -12,8 +12,9 @@ from rich.text import Text
 from marshal_py.admin.views.group_info import MemberInfo, PartitionHealth
 from marshal_py.admin.views.trends import GroupTrend
 from marshal_py.cli.documents import time_of
+from marshal_py.cli.output import printable
 from marshal_py.cli.top import screen as choosing
-from marshal_py.cli.top.screen import Rows, Screen, Size, plain, wrapped
+from marshal_py.cli.top.screen import Rows, Screen, Size, wrapped
 
 T = TypeVar("T")
 
@@ -157,7 +158,7 @@ def _head(screen: Screen, rows: Rows, frame: Frame) -> Text:
     when = datetime.fromtimestamp(frame.now_ms / 1000, UTC)
     head = Text(f"marshal top {when:{'%Y-%m-%d ' if rows.times_ms else ''}%H:%M:%S}Z", style=TITLE)
     if frame.stale:
-        head.append(f"  {plain(frame.stale)}", BAD)
+        head.append(f"  {printable(frame.stale)}", BAD)
     if screen.at_ms not in (None, frame.now_ms):
         head.append(f"  reading {time_of(screen.at_ms, 'seconds')}", WARNING)
     if screen.frozen:
@@ -166,15 +167,15 @@ def _head(screen: Screen, rows: Rows, frame: Frame) -> Text:
     head.append(f"{bad} in trouble", BAD if bad else "not bold")
     head.append(f", by {screen.sort}" if screen.view == "groups" else "", "not bold")
     if screen.wanted or screen.typing:
-        head.append(f"  /{plain(screen.wanted)}{'_' if screen.typing else ''}", WARNING)
+        head.append(f"  /{printable(screen.wanted)}{'_' if screen.typing else ''}", WARNING)
     return head
 
 
 def _foot(screen: Screen, frame: Frame) -> Text:
     if screen.asked is not None:
-        return Text(f"{plain(screen.asked.text)} y/n", style=f"{CURSOR} {WARNING}")
+        return Text(f"{printable(screen.asked.text)} y/n", style=f"{CURSOR} {WARNING}")
     if frame.note:
-        return Text(plain(frame.note), style=WARNING)
+        return Text(printable(frame.note), style=WARNING)
     return Text("any key: back" if screen.help else KEYS[screen.view], style=FAINT)
 
 
@@ -186,7 +187,7 @@ def window(rows: Sequence[T], at: int, room: int) -> Sequence[T]:
 
 def fit(text: str, width: int) -> str:
     """Returns a name in exactly so many columns."""
-    text = plain(text)
+    text = printable(text)
     return set_cell_size(text, width) if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
 
 
@@ -197,7 +198,7 @@ def _groups(screen: Screen, rows: Rows, size: Size) -> list[Text]:
     shown, at = choosing.groups(screen, rows), choosing.chosen(screen, rows)
     columns = [one for one in COLUMNS if one.least <= size.columns]
     left_over = size.columns - sum(one.width + 1 for one in columns)
-    width = max(4, min(left_over, max([cell_len(plain(row.group)) for row in shown], default=0) + 1))
+    width = max(4, min(left_over, max([cell_len(printable(row.group)) for row in shown], default=0) + 1))
     if left_over - width < WHY_LEAST:
         width = left_over
     head = Text(fit("GROUP", width), style=f"{TITLE} underline")
@@ -211,7 +212,7 @@ def _groups(screen: Screen, rows: Rows, size: Size) -> list[Text]:
         for row in window(shown, 0 if at is None else shown.index(at), room)
     ]
     if at is None:
-        found = [Text(f"no group has {plain(screen.wanted)!r} in its name" if screen.wanted else "no group")]
+        found = [Text(f"no group has {printable(screen.wanted)!r} in its name" if screen.wanted else "no group")]
     return [head, *found, *(Text() for _ in range(room - len(found))), *map(Text, told)]
 
 
@@ -233,9 +234,9 @@ def _group_line(row: GroupTrend, columns: Sequence[Column], width: int, room: in
 def _group(screen: Screen, rows: Rows, size: Size) -> list[Text]:
     group = choosing.chosen(screen, rows)
     if group is None or group.group != screen.group:
-        return [Text(f"group {plain(screen.group)!r} is gone", style=WARNING)]
+        return [Text(f"group {printable(screen.group)!r} is gone", style=WARNING)]
     at = choosing.cell(screen, rows)
-    body = [Text(plain(group.group), style=TITLE).append(f"  {word(group)}", LEVELS[group.level])]
+    body = [Text(printable(group.group), style=TITLE).append(f"  {word(group)}", LEVELS[group.level])]
     body[0].append(f"  {group.owned} owned, {group.free} free, {group.parked} parked", "not bold")
     body[0].append(f", the pause ends in {left(group)}" if group.pause is not None else "", WARNING)
     body.append(
@@ -253,7 +254,7 @@ def _group(screen: Screen, rows: Rows, size: Size) -> list[Text]:
     room = max(1, size.lines - 3 - len(body))
     body += window(found, chosen_line, room)
     body += (Text() for _ in range(size.lines - 3 - len(body)))
-    return [*body, Text("" if at is None else plain(_cell_text(at)))]
+    return [*body, Text("" if at is None else printable(_cell_text(at)))]
 
 
 def _members(
@@ -269,7 +270,7 @@ def _members(
         line = Text(_letter(number), style=_colour(number))
         line.append(f" {fit(f'{one.client_id} ({one.member})' if one.member else one.client_id, width)} ", "default")
         line.append(f"{one.state:<7}", STATES[one.state])
-        line.append(f"  {age(one.last_sign_s):>9}  {len(one.claims):>4}  {plain(one.witness or '-')}", "default")
+        line.append(f"  {age(one.last_sign_s):>9}  {len(one.claims):>4}  {printable(one.witness or '-')}", "default")
         line.append("  stepped down" if one.stepped_down else "", WARNING)
         if at is not None and one.session == at.session:
             line.stylize(TITLE)
@@ -288,7 +289,7 @@ def _grid(
     for line in lines:
         if line[0].topic != topic:
             topic = line[0].topic
-            found.append(Text(plain(topic), style=TITLE))
+            found.append(Text(printable(topic), style=TITLE))
         text = Text()
         for one in line:
             if one is at:

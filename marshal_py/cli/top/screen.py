@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from marshal_py.admin.views.diagnosis import LEVELS
 from marshal_py.admin.views.group_info import MemberInfo, PartitionHealth
 from marshal_py.admin.views.trends import GroupTrend
+from marshal_py.cli.output import printable
 from marshal_py.cli.terminal import scrolled
 from marshal_py.protocol.wire.identity import TopicPartition
 
@@ -122,15 +123,10 @@ def lines(shown: Sequence[PartitionHealth], size: Size) -> list[list[PartitionHe
     return found
 
 
-def plain(text: str) -> str:
-    """Returns a text without what would command the terminal: names come from the log, so from anybody."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
-
-
 def wrapped(texts: Sequence[str], size: Size) -> list[str]:
     """Returns texts as lines that fit."""
     width = max(20, size.columns)
-    return [line for text in texts for line in textwrap.wrap(plain(text), width, subsequent_indent="    ") or [""]]
+    return [line for text in texts for line in textwrap.wrap(printable(text), width, subsequent_indent="    ") or [""]]
 
 
 # --- what keys do

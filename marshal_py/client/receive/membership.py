@@ -238,14 +238,15 @@ class Membership:
                 sum(map(in_flight, self._member.claims.values())),
                 self._member.grants_dropped,
                 self._member.late_acks,
-                self._context.waiting_for()
-                or fenced(self._driver)
-                or self._program_lacks(HEALTHY_SILENCE_S)
-                or why_waiting(self._driver),
+                self._lacks(HEALTHY_SILENCE_S) or why_waiting(self._driver),
                 *self._pending(),
                 tuple(sorted(self._driver.began_at_end)),
                 self._ending.over,
             )
+
+    def _lacks(self, max_silence_s: float) -> str:
+        """Returns why this consumer does not work, for people; "" if it does. Called with the lock held."""
+        return self._context.waiting_for() or fenced(self._driver) or self._program_lacks(max_silence_s)
 
     def _program_lacks(self, max_silence_s: float) -> str:
         """Returns what the program has not done for so long, for people; "" if it works. Called with the lock held."""
