@@ -31,6 +31,7 @@ from tests.support.jars import KafkaUnavailable
 NAMES = (
     "fold",
     "scale",
+    "group_processes",
     "threads",
     "races",
     "replay",

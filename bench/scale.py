@@ -58,8 +58,11 @@ TOPIC: Final = "orders"
 class Fleet:
     """A log, the world that it folds to, the measured members, and scripted sessions that are only records."""
 
-    def __init__(self, partitions: int, sessions: int) -> None:
+    def __init__(self, partitions: int, sessions: int, cpu_s: Callable[[], float] = time.process_time) -> None:
+        """`cpu_s`: the CPU time by which the members' ticks make time pass."""
         self.random = Random(1)
+        self.cpu_s = cpu_s
+        self.values: list[bytes] = []  # the log
         self.now_ms = 1_000_000.0
         self.world = World()
         self.members: list[Member] = []
@@ -81,11 +84,12 @@ class Fleet:
 
     def append(self, record: Record, group: str = GROUP) -> int:
         value, offset = codec.encode(record, group, INCARNATION), self.world.next_offset
+        self.values.append(value)
         verdict = rationalizer.apply(self.world, offset, value)
         for member in self.members:
-            began = time.process_time()
+            began = self.cpu_s()
             member.receive(verdict, self.now())
-            self.took_s["read"].append(time.process_time() - began)
+            self.took_s["read"].append(self.cpu_s() - began)
         return offset
 
     def join(self, number: int) -> int:
@@ -103,9 +107,9 @@ class Fleet:
 
     def turn(self, member: Member) -> Ready:
         """One tick of a member. Its records are in the log at once, and its requests are answered."""
-        began = time.process_time()
+        began = self.cpu_s()
         ready = member.tick(self.now())
-        took_s = time.process_time() - began
+        took_s = self.cpu_s() - began
         self.took_s["tick"].append(took_s)
         self.now_ms += took_s * 1000
         assert not ready.ended, ready.error

@@ -53,6 +53,7 @@ T = TypeVar("T")
 
 DRAIN_MAX: Final = 10_000  # records taken at once: bounds the memory and the time under the caller's lock
 LOG_FETCH_WAIT_MS: Final = 100  # how long an idle fetch waits at the broker, which answers at once when a record comes
+GATHER_BYTES: Final = 65_536  # `gather`: a fetch waits for so many bytes, or for LOG_FETCH_WAIT_MS
 BOUNDS_TIMEOUT_S: Final = 10.0
 LEARN_TIMEOUT_S: Final = 3.0  # before the first log is followed; afterwards librdkafka looks itself, once a second
 FLUSH_POLL_S: Final = 0.05  # how often `close` checks whether everything is written
@@ -98,6 +99,9 @@ class KafkaLog:
         self._denied: dict[int, float] = {}  # log -> when reading it is retried
         self._listen_s = 0.0
         self._reader = {**settings.log_reader(given, client_id, fetch_wait_ms), "error_cb": self._errors.on_error}
+        self._can_gather = fetch_wait_ms == LOG_FETCH_WAIT_MS  # the embedded broker counts no bytes
+        self._gather = self._gathers = False  # asked for, and done by the client that reads
+        self._next_consumer: Future[Consumer] | None = None  # connects already, and will read instead
         self._consumer = settings.create_client(Consumer, self._reader)
         self._requester = requester
         requester.join()
@@ -115,6 +119,30 @@ class KafkaLog:
         self._to_follow[log] = offset
         with contextlib.suppress(RuntimeError):  # it is released already
             self._wake_lock.release()
+
+    def gather(self, on: bool) -> None:
+        self._gather = on and self._can_gather
+
+    def _exchange_consumer(self) -> None:
+        """Has another client read if `gather` has asked for it, because librdkafka changes no setting of a client that
+        runs. The old one reads until the new one has connected."""
+        coming = self._next_consumer
+        if coming is None and self._gather != self._gathers:
+            extra = {"fetch.min.bytes": GATHER_BYTES, "fetch.wait.max.ms": LOG_FETCH_WAIT_MS} if self._gather else {}
+            self._gathers = self._gather
+            self._next_consumer = _in_thread(lambda: self._connected({**self._reader, **extra}))
+        elif coming is not None and coming.done():
+            self._next_consumer = None
+            old, self._consumer = self._consumer, coming.result()
+            self._consumer.assign([KafkaPartition(self.topic, log, at) for log, at in self._followed.items()])
+            _in_thread(old.close)
+
+    def _connected(self, reader: settings.Settings) -> Consumer:
+        """Returns a client that knows the leaders of the topic, so that it can read at once. May wait."""
+        consumer = settings.create_client(Consumer, reader)
+        with contextlib.suppress(KafkaException):  # it learns them later
+            metadata(consumer, self.topic, LEARN_TIMEOUT_S)
+        return consumer
 
     def _start_following(self, log: int, offset: int) -> None:
         """Makes the client read `log` from `offset` on. The polling thread alone: the client admits no other."""
@@ -137,6 +165,8 @@ class KafkaLog:
         with self._poll_lock:
             while self._to_follow and not self._closed:
                 self._start_following(*self._to_follow.popitem())
+            if not self._closed:
+                self._exchange_consumer()
             records = [] if self._closed or self._broken else self._read(timeout_s)
         if self._broken and not records:
             raise self._broken.popleft()
@@ -314,6 +344,8 @@ class KafkaLog:
             closed, self._closed = self._closed, True
             if not closed:
                 self._consumer.close()
+                if self._next_consumer is not None:
+                    self._next_consumer.add_done_callback(_close)
         with self._producer_lock:
             self._producer = None
         del producer  # ends its threads, even while the Marshal is referred to
@@ -333,6 +365,11 @@ def _in_thread(question: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=ask, name="marshal-question", daemon=True).start()
     return answer
+
+
+def _close(connected: Future[Consumer]) -> None:
+    if connected.exception() is None:
+        connected.result().close()
 
 
 class _Named(Struct):

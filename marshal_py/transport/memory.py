@@ -247,6 +247,9 @@ class MemoryLog:
             return TopicRecreated(tp.partition, f"offset {at}", f"end {bounds.end}")
         return None
 
+    def gather(self, on: bool) -> None:
+        pass
+
     def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
         tp, at = TopicPartition(self.topic, log), start
         deadline = time.monotonic() + timeout_s

@@ -144,6 +144,10 @@ class CoordinationLog(Protocol):
         """Returns new records of followed logs, in order per log; [] after `timeout_s`. Raises HistoryTruncated or
         TopicRecreated once for an offset outside its log; others continue."""
 
+    def gather(self, on: bool) -> None:
+        """Sets whether `poll` returns many records at once, each a tenth of a second late at most, and not each as soon
+        as it is there: where many come, that saves most of the reader's and the brokers' CPU."""
+
     def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
         """Yields `log` from `start` to `end` - 1 (the last list may go beyond), on any thread. Raises HistoryTruncated,
         TopicRecreated if it ends before `start`, ClusterUnreachable after `timeout_s` without any."""

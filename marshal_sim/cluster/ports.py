@@ -61,6 +61,9 @@ class SimulatedLog:
     def poll(self, timeout_s: float) -> list[LogRecord]:
         raise AssertionError("a simulated process reads its log by itself")
 
+    def gather(self, on: bool) -> None:
+        pass
+
     def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
         check_up(self._process.environment, f"log {log}")
         return log_reader(self._process.environment.broker).read(log, start, end, timeout_s)

@@ -14,10 +14,12 @@ import pytest
 import marshal_py
 from marshal_py import Marshal
 from marshal_py.client.connection.threads import Callbacks
+from marshal_py.client.driver import loop
 from marshal_py.errors import BackgroundThreadEnded, ConsumerClosed
 from marshal_py.info import ClaimInfo
 from marshal_py.protocol.wire.identity import TopicPartition, route
 from marshal_py.protocol.wire.records import Evict
+from marshal_py.transport.memory import MemoryLog
 from marshal_py.transport.ports import Bounds
 from tests.support.client_fixtures import (
     DEADLINE_S,
@@ -245,3 +247,27 @@ def test_a_thread_that_ends_while_connect_waits_ends_connect(
     with pytest.raises(BackgroundThreadEnded):
         memory.connect(timeout_s=10 * DEADLINE_S)
     assert time.monotonic() < began + DEADLINE_S, "it did not wait for its timeout"
+
+
+def test_the_log_is_gathered_while_many_sessions_write_heartbeats(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(MemoryLog, "gather", lambda log, on: asked.append(on))
+    monkeypatch.setattr(loop, "PACE_S", 0.01)
+    topic, group = memory.topic(), memory.group()
+    with memory.connect() as marshal:
+        few = [joined(marshal, group, [topic], heartbeat_interval_s=1.0) for _ in range(9)]
+        many = [joined(marshal, group, [topic], heartbeat_interval_s=1.0) for _ in range(10)]
+        assert not any(asked), "57 heartbeats per second: each is read at once"
+        many.append(joined(marshal, group, [topic], heartbeat_interval_s=1.0))
+        until(lambda: asked[-1], "60 per second")
+        many.pop().stop()
+        asked.clear()
+        until(lambda: len(asked) > 1, "the thread has looked again")
+        assert all(asked), "a consumer that comes and goes changes nothing"
+        for consumer in many:
+            consumer.stop()
+        until(lambda: not asked[-1], "27 per second")
+        for consumer in few:
+            consumer.stop()

@@ -149,6 +149,13 @@ def check_scale(result: Result) -> None:
     }
 
 
+def check_group_processes(result: Result) -> None:
+    assert column(result, "processes") == [3]
+    assert column(result, "fenced, evicted") == [[0, 0]]
+    assert all(rate > 3 for rate in column(result, "log, records/s")), "three members, a heartbeat each 0.67 s"
+    assert all(cell["low"] > 0 for cell in column(result, "CPU per member, ms/s"))
+
+
 def check_startup(result: Result) -> None:
     assert column(result, "records of history") == ["1,000", "10,000"]
     assert all(count(cell) >= 1 for cell in column(result, "messages"))
@@ -239,6 +246,7 @@ CHECKS = {
     "fold": check_fold,
     "policies": check_policies,
     "scale": check_scale,
+    "group_processes": check_group_processes,
     "threads": check_threads,
     "races": check_races,
     "replay": check_replay,

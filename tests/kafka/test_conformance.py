@@ -6,7 +6,8 @@ The tests at the end show how clients react to events that only a real cluster c
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -27,7 +28,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported
 
 from marshal_py import Consumer, TopicPartition, connect
 from marshal_py.errors import HistoryTruncated, LogGap, MarshalError, MembersAlive, TopicRecreated
-from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport import settings
+from marshal_py.transport.kafka import GATHER_BYTES, KafkaTransport
 from tests.support import conformance
 from tests.support.conformance import DEADLINE_S, KafkaRig, Rig, until
 from tests.support.kafka import Cluster, start_cluster
@@ -197,6 +199,31 @@ def test_truncated_history_is_refused(apache: ApacheRig) -> None:
     apache.truncate(log, 0, 2)
     with pytest.raises(HistoryTruncated):
         connect(apache.bootstrap, coordination_topic=log)
+
+
+def test_a_log_is_gathered_by_a_client_whose_fetches_wait(apache: ApacheRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    created: list[Mapping[str, Any]] = []
+    create = settings.create_client
+
+    def spy(kind: Callable[[dict[str, Any]], object], given: Mapping[str, Any]) -> object:
+        created.append(given)
+        return create(kind, given)
+
+    topic, transport = apache.topic(1), apache.transport()
+    apache.produce(topic, 0, conformance.numbered(0, 10))
+    monkeypatch.setattr(settings, "create_client", spy)
+    log = transport.log(topic, "reader")
+    log.follow(0, 0)
+    assert len(conformance.read_log(log, 10)) == 10
+    log.gather(True)
+    until(lambda: not log.poll(0.01) and created[-1].get("fetch.min.bytes") == GATHER_BYTES, "it waits for bytes")
+    log.gather(False)
+    until(lambda: not log.poll(0.01) and "fetch.min.bytes" not in created[-1], "it does not")
+    apache.produce(topic, 0, conformance.numbered(10, 20))
+    assert [record.offset for record in conformance.read_log(log, 10)] == list(range(10, 20))
+    log.gather(True)
+    log.poll(0.0)
+    log.close(0.0)  # the next client may still connect
 
 
 def test_live_ordinary_consumers_keep_their_group(apache: ApacheRig) -> None:

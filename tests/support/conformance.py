@@ -291,6 +291,17 @@ class LogPromises(Suite):
         log.append(0, b"g", b"c")
         assert [(r.log, r.offset, r.value) for r in read_log(log, 1)] == [(0, 1, b"c")]
 
+    def test_gathered_or_not_each_record_is_read_once(self, log: CoordinationLog) -> None:
+        log.follow(0, 0)
+        records: list[LogRecord] = []
+        for turn in range(20):
+            log.gather(turn // 5 % 2 == 1)
+            for value in numbered(10 * turn, 10 * turn + 10):
+                log.append(0, b"g", value)
+            records += read_log(log, 10)
+        assert [r.offset for r in records] == list(range(200))
+        assert [r.value for r in records] == numbered(0, 200)
+
     def test_a_later_reader_reads_from_genesis(self, rig: Rig, topic: str, log: CoordinationLog) -> None:
         log.follow(0, 0)
         for value in numbered(0, 20):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 
+from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.identity import Instant
 from marshal_py.protocol.wire.records import INSTANCE_BYTES
 
@@ -101,6 +102,12 @@ PROBE_BYTES = 8  # random bytes of a probe's text
 NONCE_RANDOM_BITS = 32  # low bits of a nonce: a cloned machine continues the same counter, with other bits
 RANDOM_BITS = 20  # low bits of a sequence: a cloned machine continues the same counter, with other bits
 RANDOM_BYTES = 3  # drawn for RANDOM_BITS
+
+
+def heartbeats_per_s(world: World) -> float:
+    """Returns how many heartbeats all live sessions of a log send in a second."""
+    intervals_ms = (session.join.interval_ms for group in world.groups.values() for session in group.sessions.values())
+    return sum(1000 * HEARTBEATS_PER_INTERVAL / interval_ms for interval_ms in intervals_ms)
 
 
 class Due(IntEnum):
