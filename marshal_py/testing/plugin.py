@@ -1,4 +1,5 @@
-"""The pytest plugin: the fixtures `marshal_broker` and `marshal_broker_kind`. The only file that imports pytest.
+"""The pytest plugin: the fixtures `marshal_broker`, `marshal_broker_kind` and `marshal_replay`. Only this file imports
+pytest.
 
 A project that wants it says so in the conftest.py of its root folder:
 
@@ -10,11 +11,18 @@ measure, whether the project wants it or not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from marshal_py.testing.cluster import LocalCluster, local_cluster
+from marshal_py.testing.replay import Replay, replay
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option that `marshal_replay` reads."""
+    parser.addoption("--marshal-dump", metavar="FILE", help="what `marshal log dump` wrote, for marshal_replay")
 
 
 @pytest.fixture
@@ -31,3 +39,13 @@ def marshal_broker(marshal_broker_kind: str) -> Iterator[LocalCluster]:
     """A new cluster in this process, for one test. Afterwards every Marshal that is connected to it is closed."""
     with local_cluster(marshal_broker_kind) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def marshal_replay(pytestconfig: pytest.Config) -> Callable[..., Replay]:
+    """The function `marshal_py.testing.replay` for the dump that `--marshal-dump=FILE` names. A test that uses it fails
+    without the option."""
+    path = pytestconfig.getoption("--marshal-dump")
+    if path is None:
+        pytest.fail("marshal_replay needs a dump: pytest --marshal-dump=FILE (`marshal log dump GROUP` writes one)")
+    return partial(replay, path)

@@ -51,6 +51,11 @@ def of_values(path: Path, values: Iterable[bytes | None]) -> Path:
 
 def of_run(path: Path, seed: int, options: Options = CALMLY) -> list[LogRecord]:
     """Writes the logs of a simulated run as they are at its end; returns the records."""
+    return of_cluster(path, run(seed, options))
+
+
+def run(seed: int, options: Options = CALMLY) -> Cluster:
+    """Returns the cluster of a simulated run, at its end."""
     clusters: list[Cluster] = []
 
     def make_cluster(scenario: Scenario, rng: Random) -> Cluster:
@@ -58,7 +63,12 @@ def of_run(path: Path, seed: int, options: Options = CALMLY) -> list[LogRecord]:
         return clusters[0]
 
     simulate(seed, options, make_cluster)
-    logs = clusters[0].broker.logs
+    return clusters[0]
+
+
+def of_cluster(path: Path, cluster: Cluster) -> list[LogRecord]:
+    """Writes the logs of a simulated cluster; returns the records."""
+    logs = cluster.broker.logs
     records = [
         LogRecord(number, at, value, BEGIN_MS + ms)
         for number, log in enumerate(logs)

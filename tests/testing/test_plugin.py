@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from marshal_py.testing import EmbeddedCluster, LocalCluster, MemoryCluster
+from tests.support import dumps
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "testing.md").read_text()
@@ -60,3 +61,15 @@ class TestOfAClass:
 
     def test_a_module_or_a_class_overrides_the_kind(self, marshal_broker: LocalCluster) -> None:
         assert isinstance(marshal_broker, EmbeddedCluster)
+
+
+def test_an_incident_of_the_guide(pytester: pytest.Pytester, tmp_path: Path) -> None:
+    [incident] = re.findall(r"```python incident\n(.*?)```", GUIDE, re.DOTALL)
+    pytester.makeconftest('pytest_plugins = ["marshal_py.testing.plugin"]')
+    pytester.makepyfile(incident)
+    dumps.of_run(tmp_path / "incident.jsonl", 3)
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", f"--marshal-dump={tmp_path / 'incident.jsonl'}")
+    done.assert_outcomes(passed=1)
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    done.assert_outcomes(errors=1)
+    done.stdout.fnmatch_lines(["*marshal_replay needs a dump: pytest --marshal-dump=FILE*"])
