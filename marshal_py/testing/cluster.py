@@ -347,10 +347,8 @@ class MemoryCluster(LocalCluster):
 
 
 class EmbeddedCluster(LocalCluster):
-    """The embedded broker: any Kafka client can connect to it. Time is real there, and no single client can be cut off.
-
-    `broker`: the Broker, with more switches for faults.
-    """
+    """The embedded broker: any Kafka client can connect to it. Time is real there, and no single client can be cut
+    off."""
 
     def __init__(self, coordination_partitions: int = COORDINATION_PARTITIONS) -> None:
         """Starts the broker and creates the coordination topic, which clients cannot do there."""

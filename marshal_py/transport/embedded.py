@@ -28,20 +28,12 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import confluent_kafka
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition, cimpl
+from confluent_kafka import KafkaError, cimpl
 
-from marshal_py.errors import (
-    ClusterUnreachable,
-    ConsumerClosed,
-    InvalidOption,
-    TopicMissing,
-    TopicRefused,
-    UnsupportedPlatform,
-    UsedAfterFork,
-)
+from marshal_py.errors import ConsumerClosed, InvalidOption, TopicRefused, UnsupportedPlatform, UsedAfterFork
 from marshal_py.protocol.wire.identity import check_topic
 from marshal_py.transport.option_names import constructor_checks_names
 
@@ -71,36 +63,8 @@ BROKERS_MAX = 16
 # A partition may take KEPT_BYTES of memory: a thousand take 5 GB, more than a demo should take by accident.
 PARTITIONS_MAX = 1000
 
-# An hour: longer than any test waits, and far from the overflow of librdkafka's microseconds.
-ROUND_TRIP_MS_MAX = 3_600_000
-
-# Metadata and offsets take one round trip on this machine; a broker that takes longer has been switched off.
-LOOKUP_TIMEOUT_S = 10.0
-
 # The mock names its cluster after its address in memory. Kafka's own ids are 22 characters of base64.
 CLUSTER_ID = re.compile(r"mockCluster[0-9a-f]+")
-
-# The requests that the mock answers, by the names that Kafka's protocol guide gives them.
-API_KEYS: Mapping[str, int] = {
-    "Produce": 0,
-    "Fetch": 1,
-    "ListOffsets": 2,
-    "Metadata": 3,
-    "OffsetCommit": 8,
-    "OffsetFetch": 9,
-    "FindCoordinator": 10,
-    "JoinGroup": 11,
-    "Heartbeat": 12,
-    "LeaveGroup": 13,
-    "SyncGroup": 14,
-    "ApiVersions": 18,
-    "InitProducerId": 22,
-    "OffsetForLeaderEpoch": 23,
-    "AddPartitionsToTxn": 24,
-    "AddOffsetsToTxn": 25,
-    "EndTxn": 26,
-    "TxnOffsetCommit": 28,
-}
 
 RD_KAFKA_PRODUCER = 0
 ERROR_TEXT_BYTES = 512
@@ -126,12 +90,8 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = {
     "rd_kafka_mock_cluster_destroy": (None, _pointer),
     "rd_kafka_mock_cluster_bootstraps": (_text, _pointer),
     "rd_kafka_mock_topic_create": (_int, _pointer, _text, _int, _int),
-    "rd_kafka_mock_partition_set_leader": (_int, _pointer, _text, _i32, _i32),
     "rd_kafka_mock_broker_set_down": (_int, _pointer, _i32),
     "rd_kafka_mock_broker_set_up": (_int, _pointer, _i32),
-    "rd_kafka_mock_broker_set_rtt": (_int, _pointer, _i32, _int),
-    "rd_kafka_mock_push_request_errors_array": (None, _pointer, _i16, _size, ctypes.POINTER(_int)),
-    "rd_kafka_mock_clear_request_errors": (None, _pointer, _i16),
     # Only newer libraries have these two.
     "rd_kafka_mock_set_controller_id": (None, _pointer, _i32),
     "rd_kafka_mock_partition_delete_records": (_int, _pointer, _text, _i32, _i64),
@@ -148,29 +108,6 @@ class EmbeddedCallFailed(Exception):
     def __init__(self, call: str, code: int, reason: str) -> None:
         self.call, self.code, self.reason = call, code, reason
         super().__init__(f"the embedded broker refused {call}: {reason} ({code})")
-
-
-class EmbeddedLogDropped(Exception):
-    """A partition outgrew what the embedded broker keeps: records are gone, and what was read cannot be trusted."""
-
-    topic: str
-    partition: int
-    first_offset: int
-    kept_bytes: int
-
-    def __init__(self, topic: str, partition: int, first_offset: int, kept_bytes: int) -> None:
-        self.topic, self.partition, self.first_offset, self.kept_bytes = topic, partition, first_offset, kept_bytes
-        super().__init__(
-            f"{topic}:{partition} has lost its records before offset {first_offset}: the embedded broker "
-            f"keeps {kept_bytes} bytes per partition; produce less, or use a real broker"
-        )
-
-
-class LogBounds(NamedTuple):
-    """Says where a partition begins and ends: the first offset that can be read, and the one that is written next."""
-
-    low: int
-    high: int
 
 
 def is_embedded(cluster_id: str | None) -> bool:
@@ -254,39 +191,23 @@ def _bind(library: ctypes.CDLL) -> dict[str, Callable[..., Any]]:
 class Broker:
     """Runs the embedded broker: `with Broker() as broker:`, or `start()` and `close()`.
 
-    Any thread may call any method. Three things always hold:
-
-    1. `_cluster` and `_handle` are set exactly while the broker runs.
-
-    2. `_lock` is held around every call into C, so that no call uses a cluster that is being destroyed.
-
-    3. `_truncated` holds, per partition, the first offset that `truncate` left. Records below it do not count as
-    dropped.
+    Any thread may call any method. `_cluster` and `_handle` are set exactly while the broker runs. `_lock` is held
+    around every call into C, so that no call uses a cluster that is being destroyed.
     """
 
     brokers: int
-    partitions: int
-    guard: LogGuard
 
-    def __init__(
-        self, brokers: int = 1, partitions: int = AUTO_CREATED_PARTITIONS, topics: Mapping[str, int] | None = None
-    ) -> None:
-        """Does not listen yet. `brokers`: how many there are. `partitions`: what `create_topic` uses by default.
-
-        `topics`: partition count by name of the topics that `start` creates. Topics that are created because a client
-        asks for them always have AUTO_CREATED_PARTITIONS.
-        """
+    def __init__(self, brokers: int = 1, topics: Mapping[str, int] | None = None) -> None:
+        """Does not listen yet. `brokers`: how many there are. `topics`: partition count by name of the topics that
+        `start` creates."""
         _require("brokers", brokers, 1, BROKERS_MAX)
-        _require("partitions", partitions, 1, PARTITIONS_MAX)
-        self.brokers, self.partitions, self.guard = brokers, partitions, LogGuard()
+        self.brokers = brokers
         self._topics_at_start = dict(topics or {})
         self._functions: dict[str, Callable[..., Any]] = {}
         self._handle: int | None = None
         self._cluster: int | None = None
         self._servers = ""
-        self._lookup: Consumer | None = None
         self._pid = os.getpid()
-        self._truncated: dict[tuple[str, int], int] = {}
         self._lock = threading.RLock()
 
     def start(self) -> Self:
@@ -303,7 +224,6 @@ class Broker:
                 raise EmbeddedCallFailed("start", KafkaError._FAIL, "the mock cluster could not listen on 127.0.0.1")
             self._cluster = cluster
             self._servers = self._functions["rd_kafka_mock_cluster_bootstraps"](cluster).decode()
-            self._truncated, self.guard = {}, LogGuard()
             # Without a controller, clients wait their whole timeout before an administrative request fails.
             if "rd_kafka_mock_set_controller_id" in self._functions:
                 self._functions["rd_kafka_mock_set_controller_id"](cluster, 1)
@@ -336,9 +256,6 @@ class Broker:
         if os.getpid() != self._pid:
             return  # the broker and the threads that C would wait for exist only in the parent
         with self._lock:
-            if self._lookup is not None:
-                self._lookup.close()
-                self._lookup = None
             cluster, handle, self._cluster, self._handle = self._cluster, self._handle, None, None
             if cluster is not None:
                 self._functions["rd_kafka_mock_cluster_destroy"](cluster)
@@ -360,92 +277,30 @@ class Broker:
 
     # --- topics
 
-    def create_topic(self, name: str, partitions: int | None = None, replication: int = 1) -> None:
+    def create_topic(self, name: str, partitions: int = AUTO_CREATED_PARTITIONS, replication: int = 1) -> None:
         """Creates a topic. Partitions cannot be added later. Raises EmbeddedCallFailed, code 36, if it exists."""
         check_topic(name)  # the mock accepts any name, so a mistake would only show on a real cluster
-        count = self.partitions if partitions is None else partitions
-        _require("partitions", count, 1, PARTITIONS_MAX)
+        _require("partitions", partitions, 1, PARTITIONS_MAX)
         _require("replication", replication, 1, self.brokers)
-        self._call("rd_kafka_mock_topic_create", name.encode(), count, replication)
-
-    def topics(self) -> dict[str, int]:
-        """Returns the partition count of every topic, including those that clients created by asking for them."""
-        try:
-            found = self._client().list_topics(timeout=LOOKUP_TIMEOUT_S).topics
-        except KafkaException as error:
-            raise ClusterUnreachable(self._servers, "metadata", str(error)) from error
-        return {name: len(topic.partitions) for name, topic in found.items()}
-
-    def bounds(self) -> dict[tuple[str, int], LogBounds]:
-        """Returns first and end offset of every partition. The keys are pairs of topic and partition."""
-        found = {}
-        for key in [(name, index) for name, count in self.topics().items() for index in range(count)]:
-            try:
-                answer = self._client().get_watermark_offsets(TopicPartition(*key), timeout=LOOKUP_TIMEOUT_S)
-            except KafkaException as error:
-                raise ClusterUnreachable(self._servers, "offsets", str(error)) from error
-            found[key] = LogBounds(*answer)
-        return found
+        self._call("rd_kafka_mock_topic_create", name.encode(), partitions, replication)
 
     def truncate(self, topic: str, partition: int, before_offset: int) -> None:
         """Drops the records before an offset, as retention does. No client can: the broker has no DeleteRecords."""
         _require("before_offset", before_offset, 0, 2**63 - 1)
-        with self._lock:
-            self._call("rd_kafka_mock_partition_delete_records", topic.encode(), partition, before_offset)
-            self._truncated[topic, partition] = max(before_offset, self._truncated.get((topic, partition), 0))
-
-    def require_nothing_dropped(self) -> None:
-        """Raises EmbeddedLogDropped if a partition grew too large and lost its oldest records. Call it after a run."""
-        for (topic, partition), (low, _) in self.bounds().items():
-            if low > self._truncated.get((topic, partition), 0):
-                raise EmbeddedLogDropped(topic, partition, low, KEPT_BYTES)
-
-    # --- fault switches
+        self._call("rd_kafka_mock_partition_delete_records", topic.encode(), partition, before_offset)
 
     def broker_down(self, broker_id: int = 1) -> None:
         """Closes all connections to a broker and refuses new ones. It keeps its data and its leaderships."""
-        self._call_broker("rd_kafka_mock_broker_set_down", broker_id)
+        self._switch("rd_kafka_mock_broker_set_down", broker_id)
 
     def broker_up(self, broker_id: int = 1) -> None:
         """Makes a broker answer again after `broker_down`, on the same port."""
-        self._call_broker("rd_kafka_mock_broker_set_up", broker_id)
+        self._switch("rd_kafka_mock_broker_set_up", broker_id)
 
-    def set_round_trip_ms(self, broker_id: int, round_trip_ms: int) -> None:
-        """Delays every answer of a broker; 0 ends that. Requests take effect at once, so a `broker_down` meanwhile
-        loses only answers."""
-        _require("round_trip_ms", round_trip_ms, 0, ROUND_TRIP_MS_MAX)
-        self._call_broker("rd_kafka_mock_broker_set_rtt", broker_id, round_trip_ms)
-
-    def fail_requests(self, api_key_name: str, *error_codes: int) -> None:
-        """Answers the next requests of a kind (API_KEYS) with these errors, one each, without effect;
-        `KafkaError._TRANSPORT` disconnects, 0 lets one pass."""
-        codes = (ctypes.c_int * len(error_codes))(*error_codes)
-        self._call("rd_kafka_mock_push_request_errors_array", _api_key(api_key_name), len(error_codes), codes)
-
-    def set_leader(self, topic: str, partition: int, broker_id: int) -> None:
-        """Moves the leadership of a partition to a broker. Clients notice by an error and ask for metadata."""
-        self._require_broker(broker_id)
-        if topic not in self.topics():
-            raise TopicMissing(topic)  # the mock would create it with just enough partitions
-        self._call("rd_kafka_mock_partition_set_leader", topic.encode(), partition, broker_id)
-
-    def clear(self) -> None:
-        """Ends all faults: brokers are up, no answer is delayed, no error is planned. Leaders stay where they are."""
-        for key in API_KEYS.values():
-            self._call("rd_kafka_mock_clear_request_errors", key)
-        for broker_id in range(1, self.brokers + 1):
-            self.set_round_trip_ms(broker_id, 0)
-            self.broker_up(broker_id)
-
-    # --- calls into C
-
-    def _call_broker(self, function: str, broker_id: int, *arguments: int) -> None:
-        self._require_broker(broker_id)
-        self._call(function, broker_id, *arguments)
-
-    def _require_broker(self, broker_id: int) -> None:
-        # To the mock, -1 means all brokers or no leader; from a caller it can only be a mistake.
+    def _switch(self, function: str, broker_id: int) -> None:
+        # To the mock, -1 means all brokers; from a caller it can only be a mistake.
         _require("broker_id", broker_id, 1, self.brokers)
+        self._call(function, broker_id)
 
     def _call(self, function: str, *arguments: Any) -> None:
         with self._lock:
@@ -462,20 +317,6 @@ class Broker:
             raise UsedAfterFork("embedded Broker", self._pid, os.getpid())
         if self._cluster is None:
             raise ConsumerClosed("embedded Broker", "it was not started, or it was closed")
-
-    def _client(self) -> Consumer:
-        """Returns the client for look-ups. It is a consumer, because a consumer creates no topic that it asks about."""
-        with self._lock:
-            self._require_running()
-            if self._lookup is None:
-                self._lookup = Consumer({"bootstrap.servers": self._servers, "group.id": "embedded", "log_level": 0})
-            return self._lookup
-
-
-def _api_key(name: str) -> int:
-    if name not in API_KEYS:
-        raise InvalidOption("api_key_name", name, f"one of {', '.join(API_KEYS)}")
-    return API_KEYS[name]
 
 
 def _require(option: str, value: int, least: int, most: int) -> None:

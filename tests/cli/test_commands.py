@@ -23,6 +23,7 @@ from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport
 from tests.cli.shell import DEADLINE_S, Shell
+from tests.support.broker_faults import fail_requests
 
 COMMANDS = [
     ["demo"],
@@ -188,7 +189,7 @@ def test_a_line_without_separator_is_named(shell: Shell) -> None:
 
 def test_a_message_too_large_is_named(shell: Shell, broker: Broker) -> None:
     """The topic says how large a message may be."""
-    broker.fail_requests("Produce", KafkaError.MSG_SIZE_TOO_LARGE)
+    fail_requests(broker, "Produce", KafkaError.MSG_SIZE_TOO_LARGE)
     result = shell.run("produce", "full", stdin=b"x")
     assert result.exit_code == 1
     assert "too large" in result.stderr

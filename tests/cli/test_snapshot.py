@@ -12,6 +12,7 @@ from marshal_py.client.marshal import connect
 from marshal_py.protocol.wire.identity import route
 from marshal_py.transport.embedded import Broker
 from tests.cli.shell import Shell
+from tests.support.broker_faults import bounds
 from tests.support.logs import groups_of
 
 LOGS = 2
@@ -38,7 +39,7 @@ def live(shell: Shell, group: str = GROUP) -> None:
 
 
 def end(broker: Broker, number: int) -> int:
-    return broker.bounds()["__marshal", number].high
+    return bounds(broker, "__marshal", number).high
 
 
 def test_write_down(shell: Shell, broker: Broker) -> None:

@@ -21,6 +21,7 @@ from marshal_py.protocol.wire.records import Evict
 from marshal_py.transport import connection_errors, kafka
 from marshal_py.transport.memory_broker import MemoryMessage
 from marshal_py.transport.ports import Bounds
+from tests.support.broker_faults import fail_requests
 from tests.support.client_fixtures import DEADLINE_S, LOG, EmbeddedTestCluster, collect, joined, places, until
 
 LONG_S = 10 * DEADLINE_S  # of a connect that must not wait for it
@@ -158,7 +159,7 @@ def test_one_refused_write_ends_nothing(embedded: EmbeddedTestCluster) -> None:
     embedded.fill(topic, 0, 2)
     with embedded.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         before = marshal.metrics().produce_errors
-        embedded.broker.fail_requests("Produce", 29)  # TOPIC_AUTHORIZATION_FAILED
+        fail_requests(embedded.broker, "Produce", 29)  # TOPIC_AUTHORIZATION_FAILED
         until(lambda: marshal.metrics().produce_errors > before, "a heartbeat is refused")
         until(lambda: not marshal.waiting_for, "the next one is not")
         assert places(collect(consumer, 2)) == [(0, 0), (0, 1)]
@@ -226,7 +227,7 @@ def test_a_producer_that_failed_for_good_is_replaced(embedded: EmbeddedTestClust
     """A broker that refuses the idempotence of a producer once ends that producer, and nothing else."""
     topic = embedded.topic()
     embedded.fill(topic, 0, 2)
-    embedded.broker.fail_requests("InitProducerId", 31)  # CLUSTER_AUTHORIZATION_FAILED
+    fail_requests(embedded.broker, "InitProducerId", 31)  # CLUSTER_AUTHORIZATION_FAILED
     with embedded.connect() as marshal, joined(marshal, embedded.group(), [topic]) as consumer:
         assert places(collect(consumer, 2)) == [(0, 0), (0, 1)]
 

@@ -9,6 +9,7 @@ from marshal_py import TopicPartition
 from marshal_py.protocol.wire.records import ReleasingPartition
 from marshal_py.transport.assignments import FAILURES_MAX, RETRY_MS_MAX
 from marshal_py.transport.memory import MemorySource
+from tests.support.broker_faults import fail_requests
 from tests.support.client_fixtures import BackgroundConsumer, EmbeddedTestCluster, MemoryTestCluster, joined, until
 
 UNKNOWN, CORRUPT_MESSAGE = -1, 2  # UNKNOWN_SERVER_ERROR and CORRUPT_MESSAGE of the protocol of Kafka
@@ -22,7 +23,7 @@ def test_one_failed_fetch_does_not_end_the_reading(embedded: EmbeddedTestCluster
             embedded.fill(topic, partition, 3)
         with BackgroundConsumer(consumer) as background:
             until(lambda: len(background.seen) == 6, "what was there")
-            embedded.broker.fail_requests("Fetch", *[code] * 8)
+            fail_requests(embedded.broker, "Fetch", *[code] * 8)
             for partition in (0, 1):
                 embedded.fill(topic, partition, 3, first=3)
             until(lambda: len(background.seen) == 12, "what came then")

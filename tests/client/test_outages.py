@@ -15,6 +15,7 @@ from marshal_py.protocol.wire.identity import TopicPartition, route
 from marshal_py.protocol.wire.records import Evict, Leave
 from marshal_py.transport import connection_errors
 from marshal_py.transport.kafka import KafkaTransport
+from tests.support.broker_faults import fail_requests, topics
 from tests.support.client_fixtures import (
     LOG,
     LOGS,
@@ -220,7 +221,7 @@ def test_a_record_that_is_too_large_for_the_client_is_named(embedded: EmbeddedTe
 def test_a_record_that_the_broker_finds_too_large_is_named(embedded: EmbeddedTestCluster) -> None:
     topic = embedded.topic()
     with embedded.connect() as marshal:
-        embedded.broker.fail_requests("Produce", *[10] * 100)
+        fail_requests(embedded.broker, "Produce", *[10] * 100)
         with pytest.raises(MessageTooLarge):
             joined(marshal, "g", [topic])
 
@@ -231,7 +232,7 @@ def test_a_client_that_may_not_write_gets_an_error(
     monkeypatch.setattr(connection_errors, "REFUSED_S", 2.0)
     topic = embedded.topic()
     with embedded.connect() as marshal:
-        embedded.broker.fail_requests("Produce", *[29] * 100)
+        fail_requests(embedded.broker, "Produce", *[29] * 100)
         with pytest.raises(AccessDenied, match="may not Write topic '__marshal'"):
             joined(marshal, "g", [topic])
 
@@ -292,4 +293,4 @@ def test_groups_in_different_logs_of_one_marshal(embedded: EmbeddedTestCluster) 
         consumers = [joined(marshal, group, [topic]) for group in groups.values()]
         for consumer in consumers:
             assert places(collect(consumer, 2)) == [(0, 0), (0, 1)]
-    assert LOG in embedded.broker.topics()
+    assert LOG in topics(embedded.broker)

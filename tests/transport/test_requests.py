@@ -16,6 +16,7 @@ from marshal_py.transport import requests, settings
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.requests import SharedRequester, ask_any_broker, list_bounds
+from tests.support.broker_faults import set_leader
 from tests.support.client_fixtures import DEADLINE_S, until
 
 LOG = "__marshal"
@@ -24,7 +25,7 @@ LOG = "__marshal"
 @pytest.fixture
 def brokers() -> Iterator[Broker]:
     with Broker(brokers=3, topics={LOG: 1}) as broker:
-        broker.set_leader(LOG, 0, 1)
+        set_leader(broker, LOG, 0, 1)
         yield broker
 
 
@@ -116,7 +117,7 @@ def test_a_leader_lost_during_a_request_is_looked_up_again(brokers: Broker) -> N
     waiting = threading.Thread(target=lambda: found.append(log.bounds(0, DEADLINE_S)))
     waiting.start()
     assert asked.wait(DEADLINE_S)
-    brokers.set_leader(LOG, 0, 2)
+    set_leader(brokers, LOG, 0, 2)
     until(lambda: found, "the new leader answers")
     waiting.join()
     log.close(0.0)

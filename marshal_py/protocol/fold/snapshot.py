@@ -7,13 +7,14 @@ log/replay.py finds one to start from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from struct import Struct as Pack
 from typing import Annotated, Final, TypeVar
 from zlib import crc32
 
 from msgspec import DecodeError, Meta, Struct
 from msgspec.msgpack import Decoder, Encoder
+from msgspec.structs import astuple
 
 from marshal_py.errors import TopicRecreated
 from marshal_py.protocol.fold.rationalizer import check_protocol
@@ -174,29 +175,9 @@ def state_of(world: World) -> bytes | None:
 def _packed(group: Group) -> _Group:
     # Strings sort by code points, which is also the order of their utf-8 bytes.
     topics = tuple(_Topic(name, t.count, t.first_count, t.offset, t.id) for name, t in sorted(group.topics.items()))
-    sessions = tuple(
-        _Session(s.id, s.join_body, s.extended, s.mark, s.ready, s.idle_ms, s.sequence)
-        for _, s in sorted(group.sessions.items())
-    )
-    partitions = tuple(
-        _Partition(
-            *p.tp,
-            p.owner,
-            p.epoch,
-            p.position,
-            p.generation,
-            p.version,
-            p.last_owner,
-            p.successor,
-            p.lag,
-            p.in_flight,
-            p.attempts,
-            p.floor,
-            p.progress,
-            p.parked,
-        )
-        for _, p in sorted(group.partitions.items())
-    )
+    # `extended` to `sequence`, and `owner` to `parked`: in world.py they stand in the same order.
+    sessions = tuple(_Session(s.id, s.join_body, *astuple(s)[4:9]) for _, s in sorted(group.sessions.items()))
+    partitions = tuple(_Partition(*p.tp, *astuple(p)[2:15]) for _, p in sorted(group.partitions.items()))
     return _Group(
         group.name,
         group.mode,
@@ -259,18 +240,10 @@ def _group(packed: _Group, at: int) -> Group | None:
         join = decode_body(_JOIN, kept.join)
         if not isinstance(join, Join):
             return None
-        group.sessions[kept.id] = Session(
-            kept.id,
-            join,
-            kept.join,
-            hash64(kept.join),
-            kept.extended,
-            kept.mark,
-            kept.ready,
-            kept.idle_ms,
-            kept.sequence,
-        )
-    group.partitions = {partition.tp: partition for partition in _partitions(packed)}
+        group.sessions[kept.id] = Session(kept.id, join, kept.join, hash64(kept.join), *astuple(kept)[2:])
+    for place in packed.partitions:
+        tp = TopicPartition(place.topic, place.partition)
+        group.partitions[tp] = Partition(tp, hash64(place.topic.encode()), *astuple(place)[2:])
     owned = [partition for partition in group.partitions.values() if partition.owner != NONE]
     for partition in sorted(owned, key=lambda partition: partition.epoch):  # the order in which a fold adds them
         session = group.sessions.get(partition.owner)
@@ -281,27 +254,6 @@ def _group(packed: _Group, at: int) -> Group | None:
         session.held += partition.tp.partition >= 0
     group.dirty.update(group.topics.values(), group.sessions.values(), group.partitions.values())
     return group if _coherent(group, at) else None
-
-
-def _partitions(packed: _Group) -> Iterator[Partition]:
-    for p in packed.partitions:
-        yield Partition(
-            TopicPartition(p.topic, p.partition),
-            hash64(p.topic.encode()),
-            p.owner,
-            p.epoch,
-            p.position,
-            p.generation,
-            p.version,
-            p.last_owner,
-            p.successor,
-            p.lag,
-            p.in_flight,
-            p.attempts,
-            p.floor,
-            p.progress,
-            p.parked,
-        )
 
 
 def _coherent(group: Group, at: int) -> bool:
