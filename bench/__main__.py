@@ -1,4 +1,4 @@
-"""Runs benchmarks: `python -m bench [NAME...] [--tiny] [--json FILE] [--bootstrap-servers HOST:PORT,...]`.
+"""Runs benchmarks: `python -m bench [NAME...] [--tiny | --quick] [--json FILE] [--bootstrap-servers HOST:PORT,...]`.
 
 Prints the machine, the date and the versions, then a table per benchmark with its notes, and writes everything as JSON.
 Without `--bootstrap-servers` (or MARSHAL_TEST_BOOTSTRAP) it starts its own one-node Apache Kafka. A benchmark that
@@ -24,6 +24,7 @@ from typing import Any
 import confluent_kafka
 
 import marshal_py
+from bench import peers
 from bench.environment import BenchEnvironment, Result, open_environment, show
 from tests.support.jars import KafkaUnavailable
 
@@ -54,6 +55,7 @@ NAMES = (
     "backlog",
     "takeover",
     "policies",
+    "peers",
 )
 
 
@@ -115,6 +117,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks against a real Apache Kafka.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all of them by default")
     parser.add_argument("--tiny", action="store_true", help="the same path in seconds; the figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="peers within minutes: fewer contestants and kills")
+    parser.add_argument("--write", action="store_true", help="write the picture of peers, print its table as Markdown")
     parser.add_argument("--json", type=Path, default=Path("bench-results.json"), metavar="FILE")
     parser.add_argument("--bootstrap-servers", metavar="HOST:PORT,...", help="a cluster to measure on")
     arguments = parser.parse_args()
@@ -122,6 +126,7 @@ def main() -> None:
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     try:
         with open_environment(arguments.bootstrap_servers) as environment:
+            environment.quick = arguments.quick
             about = {"machine": machine(), "versions": versions(environment), "tiny": arguments.tiny}
             for part in ("machine", "versions"):
                 print(", ".join(f"{key} {value}" for key, value in about[part].items()))
@@ -132,6 +137,11 @@ def main() -> None:
             results, failed = measure(environment, names, arguments.tiny)
     except KafkaUnavailable as error:
         sys.exit(f"no Kafka: {error}")
+    for result in results if arguments.write else ():
+        if result["name"] == "peers":
+            on = about["machine"]
+            where = f"{on['date'][:10]}, load {on['load_before']} before"
+            print(peers.write(result["raw"], f"{where}, {about['versions']['Kafka']}"))
     arguments.json.write_text(json.dumps({**about, "results": results, "failed": failed}, indent=1) + "\n")
     print(f"written to {arguments.json}" + (f"; FAILED: {', '.join(failed)}" if failed else ""))
     sys.exit(1 if failed else 0)

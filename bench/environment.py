@@ -11,6 +11,7 @@ This file must not depend on any single benchmark.
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 import os
 import statistics
@@ -25,12 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 import marshal_py
+from tests.support.brokers import free_ports
+from tests.support.jars import KafkaUnavailable, cache_folder, find_java, tools_jars
 from tests.support.kafka import start_cluster
 from tests.support.kafka_topics import ADMIN_TIMEOUT_S, create_topic, join_first_group
 
@@ -40,8 +43,21 @@ FILL_POLL_EVERY = 10_000  # messages between two looks at acknowledgements: few 
 PIPE_WIDTH = 240  # columns of a table that is not printed to a terminal: a log file needs no wrapping
 # These are only the lowest values that the broker allows: a group that asks for nothing keeps Kafka's defaults (45 s
 # and 5 s). With them takeover.py can give a KIP-848 group the 6 s that classic groups may have anyway.
-BROKER_SETTINGS = {"group.consumer.min.session.timeout.ms": "6000", "group.consumer.min.heartbeat.interval.ms": "1000"}
+BROKER_SETTINGS = {
+    f"group.{kind}.min.{name}.ms": value
+    for kind in ("consumer", "share")
+    for name, value in (("session.timeout", "6000"), ("heartbeat.interval", "1000"))
+}
+# Kafka's own counters of requests, which its JmxTool reads. A launcher takes these options from JDK_JAVA_OPTIONS.
+REQUESTS = "kafka.network:type=RequestMetrics,name=RequestsPerSec,*"
+JMX_OPTIONS = (
+    "-Dcom.sun.management.jmxremote.port={port} -Dcom.sun.management.jmxremote.rmi.port={port} "
+    "-Dcom.sun.management.jmxremote.host=127.0.0.1 -Djava.rmi.server.hostname=127.0.0.1 "
+    "-Dcom.sun.management.jmxremote.authenticate=false -Dcom.sun.management.jmxremote.ssl=false"
+)
+JMX_TIMEOUT_S = 60.0
 
+SHARE_START = {"share.auto.offset.reset": "earliest"}  # a setting of a share group at the broker, not of a client
 QUIET = {"log_level": 3}  # librdkafka's errors only: its other messages would appear between the tables
 
 Cell = Any  # str | int | float | None | the dict of `spread`
@@ -63,11 +79,16 @@ class Result:
 
 @dataclass
 class BenchEnvironment:
-    """A cluster to measure on, and a folder for logs. `shared` lets two benchmarks use one measurement."""
+    """A cluster to measure on, and a folder for logs. `shared` lets two benchmarks use one measurement.
+
+    `jmx_port` is that of the broker's counters; 0 if they cannot be read. `quick` asks for figures within minutes.
+    """
 
     bootstrap: str
     description: str
     folder: Path
+    jmx_port: int = 0
+    quick: bool = False
     shared: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,6 +117,30 @@ class BenchEnvironment:
 
     def group(self, hint: str) -> str:
         return f"bench-{hint}-{uuid.uuid4().hex[:12]}"
+
+    def configure_group(self, group: str, settings: Mapping[str, str]) -> None:
+        """Sets settings of a KIP-848 or share group at the broker. Raises KafkaException if it does not allow them."""
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
+        self.admin.incremental_alter_configs([resource])[resource].result(ADMIN_TIMEOUT_S)
+
+    def requests(self) -> tuple[float, int] | None:
+        """Seconds, and how many requests the broker has answered so far, by its own counters; None without them."""
+        if not self.jmx_port:
+            return None
+        try:
+            java = find_java()
+            jars = os.pathsep.join(map(str, tools_jars(java, cache_folder())))
+            url = f"service:jmx:rmi:///jndi/rmi://127.0.0.1:{self.jmx_port}/jmxrmi"
+            command = [java.executable, "-XX:TieredStopAtLevel=1", "-cp", jars, "org.apache.kafka.tools.JmxTool"]
+            command += ["--jmx-url", url, "--object-name", REQUESTS, "--attributes", "Count", "--one-time"]
+            read = subprocess.run(command, check=True, capture_output=True, text=True, timeout=JMX_TIMEOUT_S)
+        except (KafkaUnavailable, subprocess.SubprocessError):
+            return None
+        at_ms, *counts = list(csv.reader(read.stdout.splitlines()))[-1]
+        return int(at_ms) / 1000, sum(int(count) for count in counts)
 
     def fill(self, topic: str, partitions: int, count: int, size_bytes: int = 100) -> None:
         """Writes `count` messages to the partitions in turn. Returns when all of them are acknowledged."""
@@ -164,17 +209,33 @@ class BenchEnvironment:
 
 
 @contextlib.contextmanager
+def _java_options(options: str) -> Iterator[None]:
+    """Programs that start meanwhile see these options beside those that the user gave."""
+    before = os.environ.get("JDK_JAVA_OPTIONS")
+    os.environ["JDK_JAVA_OPTIONS"] = f"{before or ''} {options}"
+    try:
+        yield
+    finally:
+        del os.environ["JDK_JAVA_OPTIONS"]
+        if before is not None:
+            os.environ["JDK_JAVA_OPTIONS"] = before
+
+
+@contextlib.contextmanager
 def open_environment(bootstrap: str | None = None) -> Iterator[BenchEnvironment]:
     """Uses the cluster at `bootstrap` (or MARSHAL_TEST_BOOTSTRAP), otherwise starts one node. Warmed up."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marshal_bench_")))
+        port = 0
         if bootstrap:
             description = f"external ({bootstrap})"
         else:
             own = "MARSHAL_TEST_BOOTSTRAP" not in os.environ
-            cluster = stack.enter_context(start_cluster(1, BROKER_SETTINGS if own else None))
+            port = free_ports(1)[0] if own else 0
+            with _java_options(JMX_OPTIONS.format(port=port) if own else ""):
+                cluster = stack.enter_context(start_cluster(1, BROKER_SETTINGS if own else None))
             bootstrap, description = cluster.bootstrap, cluster.description
-        environment = BenchEnvironment(bootstrap, description, folder)
+        environment = BenchEnvironment(bootstrap, description, folder, port)
         # Closed before the cluster ends, because a client that loses its broker logs errors.
         stack.callback(environment.close)
         environment.warm_up()

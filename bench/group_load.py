@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import IO, Any, NamedTuple, Self
 
 from bench.environment import BenchEnvironment, Work
-from bench.group_member import DELIVERY
+from bench.group_member import DELIVERY, OWN_KINDS
 
 ROOT = Path(__file__).parents[1]
 PARTITIONS = 12
@@ -41,7 +41,11 @@ RECENT = 200  # deliveries of a partition among which a take-over is looked for
 ERROR_TAIL = 2_000  # characters of what a process reported before it ended
 # A group is steady when nothing has moved for so long. Longer than the period of each protocol, so that no second step
 # can follow: a heartbeat of classic groups (3 s) and of KIP-848 groups (5 s), the interval of marshal_py (2 s).
-STEADY_S = {"marshal": 2.5, "eager": 3.5, "cooperative": 3.5, "consumer": 5.5}
+STEADY_S = {
+    **dict.fromkeys(OWN_KINDS, 2.5),
+    **dict.fromkeys(("eager", "cooperative", "aiokafka", "faststream"), 3.5),
+    **dict.fromkeys(("consumer", "share"), 5.5),
+}
 
 
 class Delivery(NamedTuple):
@@ -96,6 +100,10 @@ class MemberProcess:
             self.process.stdin.write(word + "\n")
             self.process.stdin.flush()
 
+    def logged(self) -> int:
+        """How many deliveries it has logged so far; `read` costs more."""
+        return self._log.stat().st_size // DELIVERY.size if self._log.exists() else 0
+
     def read(self) -> Iterator[tuple[int, int, int]]:
         """Yields the deliveries (monotonic ns, partition, offset) that were logged since the last call."""
         if not self._log.exists():
@@ -142,14 +150,19 @@ class LoadGroup:
         settings: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
         name: str | None = None,
+        topic: str | None = None,
     ) -> None:
-        """`settings` go to librdkafka for Kafka's kinds, `options` to `Marshal.consumer`. `name` is the group's."""
+        """`settings` go to the client of Kafka's kinds, `options` to `Marshal.consumer`. `name` is the group's.
+
+        `topic` is one that others use, too; without it the group has its own, which goes with it.
+        """
         self.environment, self.kind = environment, kind
         self.partitions, self.period_s = partitions, period_s
         self.steady_s = STEADY_S[kind] if steady_s is None else steady_s
         self.name = name or environment.group(kind)
-        self.topic = environment.topic(partitions)
-        self.coordination = environment.coordination() if kind == "marshal" else ""
+        self.topic = topic or environment.topic(partitions)
+        self.coordination = environment.coordination() if kind in OWN_KINDS else ""
+        self._dropped = [each for each in (self.coordination, "" if topic else self.topic) if each]
         self.members: list[MemberProcess] = []  # those that run
         self.deliveries: dict[int, list[Delivery]] = defaultdict(list)
         self._all_members: list[MemberProcess] = []
@@ -170,7 +183,8 @@ class LoadGroup:
             member.end()
         self.members.clear()
         self.stop_load()
-        self.environment.drop(self.topic, *filter(None, [self.coordination]))
+        if self._dropped:
+            self.environment.drop(*self._dropped)
 
     def start_load(self) -> None:
         arguments = {
@@ -212,7 +226,7 @@ class LoadGroup:
         self._all_members.append(member)
         self.members.append(member)
         member.command("go")
-        self._wait(lambda: "called" in member.reported, READY_TIMEOUT_S, "a member is ready")
+        self.wait(lambda: "called" in member.reported, READY_TIMEOUT_S, "a member is ready")
         return member
 
     def kill(self, member: MemberProcess) -> None:
@@ -245,7 +259,7 @@ class LoadGroup:
             errors = (self._folder / "generator.err").read_text()
             raise RuntimeError(f"the load generator ended: {errors[-ERROR_TAIL:]}")
 
-    def _wait(self, condition: Any, timeout_s: float, what: str) -> None:
+    def wait(self, condition: Any, timeout_s: float, what: str) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             self.read()
@@ -262,7 +276,7 @@ class LoadGroup:
                 for p in partitions
             )
 
-        self._wait(all_there, timeout_s, f"partitions {partitions} are delivered by others")
+        self.wait(all_there, timeout_s, f"partitions {partitions} are delivered by others")
 
     def steady(self, extra_s: float = 0.0) -> Span:
         """Waits until all partitions are shared evenly and none has moved for `steady_s`. Returns that span of time."""
@@ -271,7 +285,7 @@ class LoadGroup:
         def quiet() -> bool:
             return self._shared(time.monotonic_ns() - steady_ns)
 
-        self._wait(quiet, STEADY_TIMEOUT_S + extra_s, "the group is steady")
+        self.wait(quiet, STEADY_TIMEOUT_S + extra_s, "the group is steady")
         end_ns = time.monotonic_ns()
         return Span(end_ns - steady_ns, end_ns)
 

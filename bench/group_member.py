@@ -1,15 +1,19 @@
-"""One member of a group as a process of its own. It is of one of four kinds.
+"""One member of a group as a process of its own. It is of one of these kinds.
 
 Contestants:
   marshal      marshal_py, message by message, each acked
   eager        Kafka's classic group, `range` assignor: every rebalance revokes all partitions of all members
   cooperative  Kafka's classic group, `cooperative-sticky` assignor
   consumer     Kafka's newer group protocol (KIP-848, `group.protocol=consumer`), assigned by the broker
+  process      marshal_py, `Consumer.process` with 16 threads (from here on: bench peers only)
+  share        a share group (KIP-932) with implicit acknowledgements
+  aiokafka     aiokafka, `async for`
+  faststream   FastStream, one subscriber
 
 All run the same loop: take one message and log its delivery (monotonic ns, partition, offset) with one system call, so
 that a kill loses no delivery. Settings are the defaults, except that a new group starts at the earliest message: a
 message that no member received is then lost, whenever the group was formed. Kafka's members commit as they do by
-default (every 5 s).
+default (every 5 s). aiokafka and FastStream connect where they join, and so after "called".
 
     python -m bench.group_member '{"kind": ..., "bootstrap": ..., "group": ..., "topic": ..., "log": ...,
                                  "coordination": ..., "settings": {...}, "options": {...}}'
@@ -21,6 +25,7 @@ stopped.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import struct
@@ -33,6 +38,7 @@ from typing import Any
 
 KINDS = ("marshal", "eager", "cooperative", "consumer")
 KAFKA_KINDS = KINDS[1:]
+OWN_KINDS = ("marshal", "process")
 KAFKA_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "eager": {"partition.assignment.strategy": "range"},
     "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
@@ -88,6 +94,10 @@ def run_marshal(arguments: Mapping[str, Any], commands: Commands, log: int) -> N
             commands.on_stop = consumer._ending.request_stop
             if commands.stopping.is_set():
                 return
+            if arguments["kind"] == "process":
+                with consumer.process(lambda each: write(log, pack(now(), each.partition, each.offset))) as process:
+                    process.wait()
+                return
             for message in consumer:
                 write(log, pack(now(), message.partition, message.offset))
                 message.ack()
@@ -116,12 +126,104 @@ def run_kafka(arguments: Mapping[str, Any], commands: Commands, log: int) -> Non
         consumer.close()
 
 
+def run_share(arguments: Mapping[str, Any], commands: Commands, log: int) -> None:
+    from confluent_kafka import ShareConsumer
+
+    pack, write, now = DELIVERY.pack, os.write, time.monotonic_ns
+    consumer = ShareConsumer(
+        {"bootstrap.servers": arguments["bootstrap"], "group.id": arguments["group"], "log_level": 3}
+    )
+    report("ready")
+    commands.go.wait()
+    report("called")
+    consumer.subscribe([arguments["topic"]])
+    while not commands.stopping.is_set():
+        for message in consumer.poll(POLL_S):
+            if message.error() is None:
+                write(log, pack(now(), message.partition(), message.offset()))
+    consumer.close()
+
+
+async def _stopped(commands: Commands) -> None:
+    """Returns when the parent wants this member to stop."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def on_stop() -> None:
+        loop.call_soon_threadsafe(stop.set)
+
+    commands.on_stop = on_stop
+    if not commands.stopping.is_set():
+        await stop.wait()
+
+
+def run_aiokafka(arguments: Mapping[str, Any], commands: Commands, log: int) -> None:
+    from aiokafka import AIOKafkaConsumer
+
+    pack, write, now = DELIVERY.pack, os.write, time.monotonic_ns
+
+    async def main() -> None:
+        consumer = AIOKafkaConsumer(
+            arguments["topic"],
+            bootstrap_servers=arguments["bootstrap"],
+            group_id=arguments["group"],
+            auto_offset_reset="earliest",
+            **arguments["settings"],
+        )
+        report("called")
+        await consumer.start()
+
+        async def handle() -> None:
+            async for message in consumer:
+                write(log, pack(now(), message.partition, message.offset))
+
+        handling, stopped = asyncio.create_task(handle()), asyncio.create_task(_stopped(commands))
+        await asyncio.wait((handling, stopped), return_when=asyncio.FIRST_COMPLETED)
+        handling.cancel()
+        await asyncio.gather(handling, return_exceptions=True)
+        await consumer.stop()
+
+    report("ready")
+    commands.go.wait()
+    asyncio.run(main())
+
+
+def run_faststream(arguments: Mapping[str, Any], commands: Commands, log: int) -> None:
+    from faststream.kafka import KafkaBroker, KafkaMessage
+
+    pack, write, now = DELIVERY.pack, os.write, time.monotonic_ns
+    broker = KafkaBroker(arguments["bootstrap"], logger=None)
+    settings = {"auto_offset_reset": "earliest", **arguments["settings"]}
+
+    @broker.subscriber(arguments["topic"], group_id=arguments["group"], **settings)
+    async def handle(_body: bytes, message: KafkaMessage) -> None:
+        raw: Any = message.raw_message
+        write(log, pack(now(), raw.partition, raw.offset))
+
+    async def main() -> None:
+        report("called")
+        await broker.start()
+        await _stopped(commands)
+        await broker.stop()
+
+    report("ready")
+    commands.go.wait()
+    asyncio.run(main())
+
+
+RUNS: Mapping[str, Callable[[Mapping[str, Any], Commands, int], None]] = {
+    **dict.fromkeys(OWN_KINDS, run_marshal),
+    **dict.fromkeys(KAFKA_KINDS, run_kafka),
+    "share": run_share,
+    "aiokafka": run_aiokafka,
+    "faststream": run_faststream,
+}
+
+
 def main() -> None:
     arguments = json.loads(sys.argv[1])
     commands = Commands()
     log = os.open(Path(arguments["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    run = run_marshal if arguments["kind"] == "marshal" else run_kafka
-    run(arguments, commands, log)
+    RUNS[arguments["kind"]](arguments, commands, log)
     report("stopped")
     # Without the interpreter's shutdown, because one thread is still blocked in a read of stdin.
     os._exit(0)

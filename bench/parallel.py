@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Producer, ShareConsumer
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 import marshal_py
-from bench.environment import FILL_TIMEOUT_S, QUIET, BenchEnvironment, Result
+from bench.environment import FILL_TIMEOUT_S, QUIET, SHARE_START, BenchEnvironment, Result
 from marshal_py import aio
 
 KEYS: Final = 100
@@ -163,16 +162,14 @@ def aiokafka_semaphore(servers: str, topic: str, journal: Journal) -> None:
     asyncio.run(main())
 
 
+def share_name(topic: str) -> str:
+    return f"{topic}-share"
+
+
 def share_group(servers: str, topic: str, journal: Journal) -> None:
     """A share consumer, with a pool of threads: a batch of `poll` is done before the next one is asked for."""
-    group = f"{topic}-share"
-    entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": servers, **QUIET})
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result()
     consumer = ShareConsumer(
-        {"bootstrap.servers": servers, "group.id": group, "share.acknowledgement.mode": "explicit", **QUIET}
+        {"bootstrap.servers": servers, "group.id": share_name(topic), "share.acknowledgement.mode": "explicit", **QUIET}
     )
     consumer.subscribe([topic])
     with ThreadPoolExecutor(WORKERS) as pool:
@@ -270,6 +267,7 @@ def contest(name: str, environment: BenchEnvironment, messages: int) -> Judgemen
     for number in range(messages):
         producer.produce(topic, b"x" * 100, b"%d" % (number // BURST % KEYS))
     assert producer.flush(FILL_TIMEOUT_S) == 0
+    environment.configure_group(share_name(topic), SHARE_START)  # the other contestants have no such group
     with _running(name, environment, topic, path) as child:
         _wait(child, path, lambda found: sum(line.ends for line in found) >= messages // 2)
     first = read(path)

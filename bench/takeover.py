@@ -23,13 +23,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore
 
 from bench.environment import BenchEnvironment, Result, percentile, ratio, spread
 from bench.group_load import PARTITIONS, PERIOD_S, LoadGroup
 from bench.group_member import KAFKA_KINDS
 from marshal_py.client.driver.last_wills import KEEP_S
-from tests.support.kafka_topics import ADMIN_TIMEOUT_S
 
 WITNESSED = 'marshal, last_will="process"'
 MARSHAL_KILLS = 12
@@ -163,13 +161,8 @@ def _lowered(kills: int) -> Plan:
 def _lower(environment: BenchEnvironment, group: str) -> bool:
     """Sets the short session timeout for one KIP-848 group. Returns False if the broker does not allow it."""
     wanted = {"consumer.session.timeout.ms": FLOOR_SESSION_S, "consumer.heartbeat.interval.ms": FLOOR_HEARTBEAT_S}
-    entries = [
-        ConfigEntry(name, str(round(value_s * 1000)), incremental_operation=AlterConfigOpType.SET)
-        for name, value_s in wanted.items()
-    ]
-    resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
     try:
-        environment.admin.incremental_alter_configs([resource])[resource].result(ADMIN_TIMEOUT_S)
+        environment.configure_group(group, {name: str(round(value_s * 1000)) for name, value_s in wanted.items()})
     except KafkaException:
         return False
     return True

@@ -10,12 +10,15 @@ import importlib
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from bench.__main__ import NAMES, machine, measure, versions
 from bench.environment import BenchEnvironment, Result, Work, cell_text, percentile, ratio, show, spread
+from bench.group_load import Delivery, Span
 from bench.parallel import Line, judge
+from bench.peers import Figures, longest_wait_ms, lost, markdown, picture, repeated
 from bench.takeover import WITNESSED, Kills, beyond_spacing
 from tests.support.kafka import Cluster
 
@@ -227,7 +230,50 @@ def test_the_journal_of_parallel_handlers_is_judged() -> None:
     assert judge([first, second], 6)[1:] == (2, 1, 1), "1 began beside 0, 3 ended after 4; 2 ended twice; 5 is lost"
 
 
+def check_peers(result: Result) -> None:
+    assert column(result, "contestant") == ["marshal_py", "aiokafka"]
+    assert column(result, "lost") == [0, 0]
+    assert all(rate > 0 for rate in column(result, "messages/s"))
+    for figures in result.raw["figures"]:
+        assert figures["lowest_s"] > 0
+        assert figures["join_ms"] > 0
+
+
+MS = 1_000_000
+
+
+def test_the_journals_of_peers_are_judged() -> None:
+    produced = {0: [0, 10 * MS, 20 * MS, 30 * MS], 1: [5 * MS]}
+    deliveries = {
+        0: [Delivery(1 * MS, 0, 1), Delivery(50 * MS, 1, 2), Delivery(70 * MS, 1, 1), Delivery(51 * MS, 2, 2)]
+    }
+    assert longest_wait_ms(produced, deliveries, Span(0, 99 * MS)) == 40, "the first delivery counts, in any order"
+    assert longest_wait_ms(produced, deliveries, Span(15 * MS, 99 * MS)) == 31, "of what was produced in the span"
+    assert repeated(deliveries) == 1
+    assert lost(produced, deliveries) == 2, "offset 3, and the only message of partition 1"
+
+
+def test_peers_are_shown_as_a_table_and_as_a_picture() -> None:
+    rows = [
+        Figures(
+            "marshal_py", "interval 2 s", True, 219_014, 0.301, failover_s=3.7, lowest_s=1.9, join_ms=13, leave_ms=12
+        ),
+        Figures("KIP-848", "session 45 s", False, failover_s=44.3),
+    ]
+    head, _, first, second = markdown(rows).splitlines()
+    assert len({line.count("|") for line in (head, first, second)}) == 1
+    assert first.startswith("| marshal_py | 219,014 | 3.70 (interval 2 s) | 1.90 (interval 1 s) | – | 0 | 0.3 | 13 |")
+    assert second.startswith("| KIP-848 | – | 44.3 (session 45 s) | – |")
+    drawn = ElementTree.fromstring(picture(rows, "kill -9 & <join>"))
+    circles = list(drawn.iter("{http://www.w3.org/2000/svg}circle"))
+    assert len(circles) == 6, "what was not measured has no dot"
+    fail_over = [float(circle.attrib["cx"]) for circle in circles[:3]]
+    assert fail_over[1] < fail_over[0] < fail_over[2], "1.9 s, 3.7 s, 44.3 s from left to right"
+    assert "prefers-color-scheme:dark" in picture(rows, "")
+
+
 CHECKS = {
+    "peers": check_peers,
     "parallel": check_parallel,
     "process": check_process,
     "direct_get": check_direct_get,
