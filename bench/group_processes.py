@@ -32,7 +32,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 import marshal_py
 from bench.environment import QUIET, BenchEnvironment, Result, open_environment, show, spread
-from marshal_py.errors import GroupMissing
+from marshal_py.errors import ClusterUnreachable, GroupMissing
 from marshal_py.protocol.wire.identity import route
 
 PROCESSES: Final = (10, 30, 100)
@@ -81,9 +81,11 @@ def _measure(
         ]
 
         def shared() -> bool:
+            if ended := [member.returncode for member in members if member.poll() is not None]:
+                raise RuntimeError(f"{len(ended)} members have ended, with {ended}")
             try:
                 claims = sorted(len(member.claims) for member in admin.group(group).members())
-            except GroupMissing:
+            except (ClusterUnreachable, GroupMissing):
                 return False
             part = partitions // processes
             return (
@@ -172,13 +174,20 @@ def _ask(member: subprocess.Popen[str]) -> dict[str, float]:
     return found
 
 
+def _joined(marshal: marshal_py.Marshal, group: str, topic: str) -> marshal_py.Consumer:
+    """Joins, again if the broker does not answer in time while all processes start, as a supervisor would."""
+    while True:
+        with contextlib.suppress(ClusterUnreachable):
+            return marshal.consumer(group, [topic], start="earliest")
+
+
 def _consume(bootstrap: str, coordination: str, group: str, topic: str) -> None:
     """Consumes, and writes a line of figures for each line on stdin, until stdin ends."""
     settings = {"bootstrap.servers": bootstrap, "log_level": 0}
     seen: Counter[str] = Counter()
     with (
         marshal_py.connect(settings, coordination_topic=coordination, timeout_s=TIMEOUT_S) as marshal,
-        marshal.consumer(group, [topic], start="earliest") as consumer,
+        _joined(marshal, group, topic) as consumer,
     ):
 
         def answer() -> None:

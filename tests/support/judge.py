@@ -1,4 +1,4 @@
-"""The judge of real runs: checks raw log bytes, delivery journals, topics and faults against docs/proof.md.
+"""The judge of real runs: checks raw log bytes, delivery journals, topics and faults against docs/guarantees.md.
 
 The checks are the simulator's (`marshal_sim.judge`), which share no code with the library but the oracle.
 This file translates the evidence of processes into their terms (`logs_of`), derives what such a run must achieve
