@@ -8,6 +8,8 @@
 #   make test ARGS="tests/client -k lease"  some of the tests; ARGS are pytest's
 #   make lint                               format, lint and types alone
 #   make soak                               long random searches, until Ctrl-C
+#   make package                            the wheel and the sdist in dist/, each installed and tried
+#   make lowest                             the tests of `make check` over the lowest version of each dependency
 #   make versions                           the transport over every supported version of confluent-kafka
 #   make bench                              the benchmarks, on an otherwise idle machine
 #   make api                                the API reference as HTML, in build/api
@@ -25,9 +27,11 @@ BIN := $(VENV)/bin
 VENV_STAMP := $(VENV)/.stamp-venv
 CORE_STAMP := $(VENV)/.stamp-core
 TEST_STAMP := $(VENV)/.stamp-test
+# All extras but schema-registry, of which the group `test` has the parts (pyproject.toml).
+TEST_EXTRAS := cli,delta,iceberg,metrics,otel,spark,testing
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo pipeline check test proof lint versions bench api requirements soak clean
+.PHONY: help demo pipeline check test proof lint package lowest versions bench api requirements soak clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -67,6 +71,23 @@ proof: $(TEST_STAMP)
 versions: $(TEST_STAMP)
 	CONFLUENT_KAFKA=all $(BIN)/python -m pytest -m proof tests/transport/test_client_versions.py $(ARGS)
 
+# Of the last commit. Wheel and sdist are built twice and compared, and each is installed alone (tests/support/package.py).
+package: $(TEST_STAMP)
+	$(PIP_INSTALL) --group package
+	$(BIN)/python -m tests.support.package dist
+
+# In build/lowest, without what needs Kafka or Spark: make lowest ARGS=tests/spark/test_query.py runs that. The tests of a
+# truncated log need an embedded broker that can truncate one, which the oldest confluent-kafka does not have.
+LOWEST := build/lowest
+lowest: $(TEST_STAMP)
+	mkdir -p build
+	$(BIN)/python -m tests.support.lowest > build/lowest.txt
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	$(LOWEST)/bin/pip install --quiet -c build/lowest.txt -e '.[$(TEST_EXTRAS),schema-registry]' --group test
+	PYTHONDONTWRITEBYTECODE= $(LOWEST)/bin/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder \
+		--deselect tests/cli/test_snapshot.py $(or $(ARGS),--quick)
+
 bench: $(TEST_STAMP)
 	$(BIN)/python -m bench $(ARGS)
 
@@ -95,8 +116,10 @@ $(CORE_STAMP): pyproject.toml $(VENV_STAMP)
 	$(PIP_INSTALL) -e '.[cli]'
 	@touch $@
 
-# After the core install, so that `make -j` never runs two pips in one environment.
+# After the core install, so that `make -j` never runs two pips in one environment. pip 25.1 is the first that knows
+# groups of dependencies; that of a new environment is often older.
 $(TEST_STAMP): pyproject.toml $(CORE_STAMP)
 	@echo "Installing what the tests need, including Spark (a minute or two, 600 MB of downloads)"
-	$(PIP_INSTALL) -e '.[test]'
+	$(PIP_INSTALL) 'pip>=25.1'
+	$(PIP_INSTALL) -e '.[$(TEST_EXTRAS)]' --group test
 	@touch $@

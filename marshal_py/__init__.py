@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from marshal_py.topics.stored import StoredMessage
     from marshal_py.topics.topic import Topic
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 # Public name -> the file that defines it. It is imported when the name is first used: the command line and the workers
 # of Spark import only what they use.

@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 
+import marshal_py
+from marshal_py.client.marshal import VERSION
+from tests.support import lowest
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
@@ -64,7 +68,34 @@ def test_the_package_says_whose_it_is_and_where() -> None:
     assert project["authors"] == [{"name": "The marshal_py authors"}]
     assert set(project["urls"]) >= {"Source", "Documentation", "Changelog", "Issues"}
     assert all(url.startswith(project["urls"]["Source"]) for url in project["urls"].values()), "one address, one change"
-    lowest = re.fullmatch(r">=3\.(\d+)", project["requires-python"])
-    assert lowest is not None
+    first = re.fullmatch(r">=3\.(\d+)", project["requires-python"])
+    assert first is not None
     minors = [int(found[1]) for one in project["classifiers"] if (found := re.search(r":: 3\.(\d+)$", one))]
-    assert minors == list(range(int(lowest[1]), max(minors) + 1))
+    assert minors == list(range(int(first[1]), max(minors) + 1))
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = PROJECT["project"]["version"]
+    assert marshal_py.__version__ == version
+    assert f"marshal_py {version}" == VERSION
+    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def test_every_dependency_has_a_lowest_version() -> None:
+    """With which `make lowest` runs the tests."""
+    assert {"confluent-kafka", "typer", "pyspark"} <= lowest.lowest(PROJECT["project"]).keys()
+    with pytest.raises(ValueError, match=r"no lowest version \(>=\) of rich"):
+        lowest.lowest({**PROJECT["project"], "dependencies": ["rich<16"], "optional-dependencies": {}})
+
+
+def test_workflows_pin_their_actions_and_call_targets_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert len(workflows) > 1
+    for workflow in workflows:
+        text = workflow.read_text(encoding="utf-8")
+        for action in re.findall(r"uses: *(.*)", text):
+            assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", action), f"{workflow.name}: {action}"
+        for called in re.findall(r"run: make (.*)", text):
+            assert set(called.split()) <= targets, f"{workflow.name}: make {called}"

@@ -53,7 +53,7 @@ from marshal_py.transport.serialization import Deserializer, K, V
 from marshal_py.transport.settings import default_client_id
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
 
-VERSION: Final = "marshal_py 0.1.0"
+VERSION: Final = "marshal_py 1.0.0rc1"
 STATISTICS_MS_MAX: Final = 86_400_000  # librdkafka's own maximum
 EXIT_TIMEOUT_S: Final = 3.0  # how long an interpreter that ends without close() waits for its claims' releases
 

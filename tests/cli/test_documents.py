@@ -68,7 +68,9 @@ def losses(old: dict[str, dict[str, str]], new: dict[str, dict[str, str]]) -> It
             where = f"{name}.{key}" if name else f"marshal {key}"
             if now is None:
                 yield f"{where} is gone"
-            elif now != kind and not (_grows(name, kind) and {*kind.split(" | ")} <= {*now.split(" | ")}):
+            elif (before := {*kind.split(" | ")}) != (after := {*now.split(" | ")}) and not (
+                _grows(name, kind) and before <= after
+            ):
                 yield f"{where} was {kind} and is {now}"
 
 
