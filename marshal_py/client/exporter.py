@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from marshal_py.client.marshal import Marshal
-from marshal_py.client.metrics import ConsumerMetrics, PartitionMetrics
 from marshal_py.client.values.info import HANDLER_S
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
 from marshal_py.protocol.member.waiting import CAUSES, OBSERVED
+
+if TYPE_CHECKING:
+    from marshal_py.client.marshal import Marshal  # which `marshal exporter` does without, and so with less memory
+    from marshal_py.client.metrics import ConsumerMetrics, PartitionMetrics
 
 PREFIX: Final = "marshal"
 LOOPBACK: Final = "127.0.0.1"  # a library opens no port to the network unless it is asked to

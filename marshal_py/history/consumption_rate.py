@@ -25,9 +25,9 @@ class ConsumptionRate:
 
     def __init__(self, sample_ms: int = SAMPLE_MS) -> None:
         self._sample_ms = sample_ms
-        # Time, position and generation of each sample in turn: there may be thousands of partitions.
+        # Time, position and generation of each sample in turn, the newest one whatever its age: there may be thousands
+        # of partitions.
         self._samples: dict[tuple[str, TopicPartition], array[int]] = {}
-        self._last: dict[tuple[str, TopicPartition], tuple[int, int]] = {}  # generation and position
         self._moved_ms: dict[str, int] = {}  # by group
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:
@@ -49,14 +49,14 @@ class ConsumptionRate:
     def _note(self, group: Group, partition: Partition, time_ms: int) -> None:
         if partition.tp.partition < 0:
             return
-        key, now = (group.name, partition.tp), (partition.generation, partition.position)
-        before = self._last.get(key, now)
-        if before[0] == now[0] and before[1] < now[1]:
-            self._moved_ms[group.name] = time_ms
-        self._last[key] = now
-        kept = self._samples.setdefault(key, array("q"))
+        key = group.name, partition.tp
+        kept = self._samples.get(key)
+        if kept is None:
+            kept = self._samples[key] = array("q")
         if kept and kept[-1] != partition.generation:
             del kept[:]
+        if kept and kept[-2] < partition.position:
+            self._moved_ms[group.name] = time_ms
         if len(kept) > 3 and time_ms - kept[-6] < self._sample_ms:
             del kept[-3:]
         kept.extend((time_ms, partition.position, partition.generation))
@@ -66,7 +66,6 @@ class ConsumptionRate:
     def forget(self, groups: Collection[str]) -> None:
         """Forgets all groups but these."""
         self._samples = {key: each for key, each in self._samples.items() if key[0] in groups}
-        self._last = {key: each for key, each in self._last.items() if key[0] in groups}
         self._moved_ms = {group: at_ms for group, at_ms in self._moved_ms.items() if group in groups}
 
     def moved_ms(self, group: str) -> int | None:
@@ -77,7 +76,7 @@ class ConsumptionRate:
     def per_second(self, group: str, tp: TopicPartition, now_ms: int) -> float:
         """Returns messages per second over the last WINDOW_MS; 0 if the position did not move. `now_ms` never falls."""
         kept = self._samples.get((group, tp), array("q"))
-        while kept and kept[0] < now_ms - WINDOW_MS:
+        while len(kept) > 3 and kept[0] < now_ms - WINDOW_MS:
             del kept[:3]
         elapsed_ms = max(now_ms, kept[-3]) - kept[0] if len(kept) > 3 else 0
         return 1000 * (kept[-2] - kept[1]) / elapsed_ms if elapsed_ms > 0 else 0.0

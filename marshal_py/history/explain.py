@@ -36,6 +36,7 @@ from marshal_py.protocol.wire.records import (
     Topology,
 )
 
+NOTABLE: Final = (Join, Leave, Evict, StepDown, ReleaseGroup, SetPosition, GroupConfig, Topology)  # what a diff tells
 LINES_MAX: Final = 20  # how many lines a story has; older lines are only counted
 
 
@@ -298,7 +299,7 @@ class Difference(NamedTuple):
     partitions: dict[TopicPartition, tuple[Standing, Standing]]
     settings: dict[str, tuple[Any, Any]]
     records: dict[str, int]  # "Heartbeat accepted" -> how many
-    notable: list[Line]  # pauses, moves, step-downs, ends of sessions, settings and topic changes
+    notable: list[Line]  # sessions that begin and end, pauses, moves, step-downs, parking, settings and topic changes
 
 
 class _Snapshot(NamedTuple):
@@ -330,7 +331,9 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
         key = f"{kind} {verdict.outcome.name.lower()}"
         counts[key] = counts.get(key, 0) + 1
         _note_client(clients, verdict)
-        if isinstance(verdict.record, ReleaseGroup | SetPosition | GroupConfig | Topology | StepDown | Leave | Evict):
+        if isinstance(verdict.record, NOTABLE) or (
+            verdict.accepted and isinstance(verdict.record, ReleasingPartition) and verdict.record.parked
+        ):
             notable.append(Line(record.offset, record.timestamp_ms, describe(verdict, clients), as_dict(verdict)))
     last = _snapshot(world, name)
     first = first or last

@@ -161,8 +161,9 @@ def test_a_difference(book: DifferentialLog) -> None:
     assert (pair[1].client_id, pair[1].position) == ("d", 7)
     assert found.settings == {}
     assert found.records["Heartbeat accepted"] == 29
-    assert [line.verdict["type"] for line in found.notable] == ["ReleaseGroup", "SetPosition", "Leave"]
-    assert found.notable[-1].text.startswith(f"session {found.ended[0][0]} (c) leaves")
+    assert [line.verdict["type"] for line in found.notable] == ["ReleaseGroup", "SetPosition", "Leave", "Join"]
+    assert found.notable[-2].text.startswith(f"session {found.ended[0][0]} (c) leaves")
+    assert found.notable[-1].text.startswith("d joins, at least once, for ")
 
 
 def test_a_difference_of_settings(book: DifferentialLog) -> None:

@@ -17,7 +17,6 @@ from typing import Final
 
 from marshal_py.admin.plans.operation import RUN_BYTES, Author, GroupContext, Operation, Progress
 from marshal_py.admin.views.pause_history import PauseHistory
-from marshal_py.client.marshal import VERSION
 from marshal_py.errors import AdminGaveUp, GroupMissing, MarshalError
 from marshal_py.log import replay
 from marshal_py.log.reader import POLL_S, LogReader
@@ -42,6 +41,8 @@ Resolve = Callable[[], Mapping[TopicPartition, int]]
 
 def author_here() -> Author:
     """Returns the author of this run's records: the user, the machine and random bytes."""
+    from marshal_py.client.marshal import VERSION  # and all of the client, which commands that look do without
+
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's user without a name
