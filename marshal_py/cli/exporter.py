@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated, Final, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
 
 import typer
 from msgspec import Struct
@@ -18,7 +19,16 @@ from marshal_py.client.exporter import LOOPBACK
 
 LATE_S: Final = 5.0  # more than two refreshes: longer than one of 500 groups takes
 SWITCH_S: Final = 0.0005  # Python's 5 ms, some ten times per request, would add up while a refresh runs
+FRUGAL: Final = {"fetch.message.max.bytes": 65_536, "queued.max.messages.kbytes": 1_024, "queued.min.messages": 1_000}
 EXAMPLE: Final = output.example("marshal exporter --port 9101 --host 0.0.0.0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExporterOptions(CommonOptions):
+    """Of a process that runs all the time beside others: librdkafka gives back little of what it has once fetched."""
+
+    def settings(self) -> dict[str, Any]:
+        return {**FRUGAL, **super().settings()}
 
 
 class Serving(Struct, frozen=True):
@@ -30,7 +40,7 @@ class Serving(Struct, frozen=True):
 @command
 @prints(Serving)
 def exporter(
-    options: CommonOptions,
+    options: ExporterOptions,
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Where to serve; 0 takes a free port.")] = 9101,
     host: Annotated[
         str,

@@ -8,11 +8,14 @@ import shlex
 import signal
 import subprocess
 import termios
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from marshal_py.cli.terminal import keys_of, scrolled
+from marshal_py.cli.watching import _repeat
+from marshal_py.errors import ClusterUnreachable
 from tests.cli.shell import DEADLINE_S, MODULE, REPOSITORY, Shell
 from tests.support.terminal import CTRL_C, CTRL_Z, Terminal
 
@@ -121,3 +124,13 @@ def test_the_first_answer_may_end_it(shell: Shell, billing: str) -> None:
     assert (result.exit_code, "'nobody' is not in" in result.stderr) == (1, True)
     assert shell.run("state", billing, "--watch", "0").exit_code == 2
     assert shell.run("state", billing, "--watch", "1", "--dump", "x").exit_code == 2
+
+
+def test_during_an_outage_it_says_how_old_the_picture_is(capsys: pytest.CaptureFixture[str]) -> None:
+    def unreachable() -> None:
+        raise ClusterUnreachable("b:9092", "an answer", "cut")
+
+    made_s = time.monotonic() - 130.0
+    assert _repeat(unreachable, 0.0, False, made_s) == made_s
+    assert "what is shown was so 2 min ago" in capsys.readouterr().err
+    assert _repeat(lambda: None, 0.0, False, made_s) > made_s
