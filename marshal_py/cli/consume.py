@@ -15,9 +15,10 @@ from marshal_py.cli.decoding import DecodingOptions
 from marshal_py.cli.documents import prints
 from marshal_py.cli.options import command
 from marshal_py.client.driver import last_wills
-from marshal_py.client.exporter import LOOPBACK, serve
+from marshal_py.client.exporter import serve
 from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.messages.message import Message
+from marshal_py.client.metrics_address import LOOPBACK, metrics_url
 from marshal_py.client.signals import stop_on_signals
 from marshal_py.client.values import position_text
 from marshal_py.client.values.options import HEARTBEAT_INTERVAL_S
@@ -182,5 +183,5 @@ def _line(message: Message, as_json: bool, key_separator: str | None) -> bytes:
 def _serving(marshal: Marshal, port: int, host: str) -> Iterator[None]:
     """Serves metrics. Enter it before the consumer joins, so that a port that is taken is noticed first."""
     with serve(marshal, port, host) as exporter:
-        output.say(f"metrics at {output.metrics_url(host, exporter.port)}")
+        output.say(f"metrics at {metrics_url(host, exporter.port)}")
         yield

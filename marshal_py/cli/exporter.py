@@ -15,7 +15,7 @@ from marshal_py.admin.watch import Watch
 from marshal_py.cli import output
 from marshal_py.cli.documents import prints
 from marshal_py.cli.options import CommonOptions, command
-from marshal_py.client.exporter import LOOPBACK
+from marshal_py.client.metrics_address import LOOPBACK, metrics_url
 
 LATE_S: Final = 5.0  # more than two refreshes: longer than one of 500 groups takes
 SWITCH_S: Final = 0.0005  # Python's 5 ms, some ten times per request, would add up while a refresh runs
@@ -78,7 +78,7 @@ def exporter(
         output.until_interrupted() as interrupted,
         GroupsExporter(watch, port, host, names, granularity, cluster_name, late_s) as serving,
     ):
-        url = output.metrics_url(host, serving.port)
+        url = metrics_url(host, serving.port)
         if options.as_json:
             output.print_json(Serving(url))
         else:

@@ -247,11 +247,6 @@ def _text(value: Any) -> object:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | dict) else value
 
 
-def metrics_url(host: str, port: int) -> str:
-    """Returns where metrics are served; an address of IPv6 is in brackets."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
-
-
 def ranges(partitions: Iterable[str]) -> str:
     """Returns partitions like `orders:0` for people: those that follow each other as `orders:0-99`."""
     runs: list[tuple[str, int, int]] = []

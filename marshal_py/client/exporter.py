@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
+from marshal_py.client.marshal import Marshal
+from marshal_py.client.metrics import ConsumerMetrics, PartitionMetrics
+from marshal_py.client.metrics_address import LOOPBACK, port_error
 from marshal_py.client.values.info import HANDLER_S
-from marshal_py.errors import InvalidOption, UnsupportedPlatform
+from marshal_py.errors import UnsupportedPlatform
 from marshal_py.protocol.member.waiting import CAUSES, OBSERVED
 
-if TYPE_CHECKING:
-    from marshal_py.client.marshal import Marshal  # which `marshal exporter` does without, and so with less memory
-    from marshal_py.client.metrics import ConsumerMetrics, PartitionMetrics
-
 PREFIX: Final = "marshal"
-LOOPBACK: Final = "127.0.0.1"  # a library opens no port to the network unless it is asked to
 
 # Name of the metric -> help. Counters end in _total when they are shown.
 COUNTERS: Final = {
@@ -161,15 +159,6 @@ def _prometheus() -> Any:
             "the Prometheus exporter", "a Python without prometheus-client", "pip install 'marshal_py[metrics]'"
         ) from error
     return core
-
-
-def port_error(address: str, port: int, error: Exception) -> InvalidOption:
-    """Returns the error for a port that cannot be used."""
-    return InvalidOption(
-        "metrics port",
-        f"{address}:{port}",
-        f"it cannot be used ({error}): name another port, 0 for a free one, or another address of this machine",
-    )
 
 
 class Exporter:
