@@ -12,7 +12,7 @@
 #   make lowest                             the tests of `make check` over the lowest version of each dependency
 #   make versions                           the transport over every supported version of confluent-kafka
 #   make bench                              the benchmarks, on an otherwise idle machine
-#   make api                                the API reference as HTML, in build/api
+#   make docs                               the site with the API reference, in build/site; a warning is an error
 #   make requirements                       which test shows which sentence of a design, in build/requirements.md
 #   make clean                              removes the environment and all caches
 #   make PYTHON=python3.12 test             another interpreter (after `make clean`)
@@ -29,9 +29,10 @@ CORE_STAMP := $(VENV)/.stamp-core
 TEST_STAMP := $(VENV)/.stamp-test
 # All extras but schema-registry, of which the group `test` has the parts (pyproject.toml).
 TEST_EXTRAS := cli,delta,iceberg,metrics,otel,spark,testing
+DOCS_STAMP := $(VENV)/.stamp-docs
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo pipeline check test proof lint package lowest versions bench api requirements soak clean
+.PHONY: help demo pipeline check test proof lint package lowest versions bench docs requirements soak clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -60,9 +61,9 @@ test: lint
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # What is marked with `proof`: models beyond the smallest, benchmarks on Kafka beyond one, guides a second time on Kafka,
-# kills of Spark beyond one kind, the oldest confluent-kafka, the API reference, the types as an editor sees them, the
+# kills of Spark beyond one kind, the oldest confluent-kafka, the site, the types as an editor sees them, the
 # page of a timeline in Chromium (Debian's package chromium).
-proof: $(TEST_STAMP)
+proof: $(TEST_STAMP) $(DOCS_STAMP)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m proof $(ARGS)
 
 # `make proof` runs the tests of the transport and of a consumer's life also with the oldest confluent-kafka that
@@ -91,8 +92,8 @@ lowest: $(TEST_STAMP)
 bench: $(TEST_STAMP)
 	$(BIN)/python -m bench $(ARGS)
 
-api: $(TEST_STAMP)
-	$(BIN)/python docs/api_reference.py build/api
+docs: $(DOCS_STAMP)
+	$(BIN)/python docs/site_build.py
 
 requirements: $(TEST_STAMP)
 	$(BIN)/python -m tests.support.seeds
@@ -122,4 +123,9 @@ $(TEST_STAMP): pyproject.toml $(CORE_STAMP)
 	@echo "Installing what the tests need, including Spark (a minute or two, 600 MB of downloads)"
 	$(PIP_INSTALL) 'pip>=25.1'
 	$(PIP_INSTALL) -e '.[$(TEST_EXTRAS)]' --group test
+	@touch $@
+
+$(DOCS_STAMP): pyproject.toml $(CORE_STAMP)
+	$(PIP_INSTALL) 'pip>=25.1'
+	$(PIP_INSTALL) --group docs
 	@touch $@

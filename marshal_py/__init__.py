@@ -1,16 +1,5 @@
 """Kafka consumers that coordinate through Kafka alone: no ZooKeeper, no database, no group coordinator.
 
-Packages; each may import from those above it (tests/test_architecture.py checks that):
-  errors      every error, in one tree
-  protocol    the pure core: records, fold, leases, delivery, and one member's decisions
-  history     answers about the past, from verdicts
-  transport   connections to a cluster: memory, Kafka, embedded broker
-  last_will   the process that ends the sessions of a dead one
-  client      the client API: Consumer, Message
-  admin       operations on live groups, and what ties all together: connect, Marshal
-  spark, cli  pipelines, and the command line
-  testing     for tests of code that uses this library
-
 Public names: those below, which programs call or catch; marshal_py.errors has every error, marshal_py.info what calls
 return; marshal_py.aio, embedded, metrics, otel, spark, sql and testing are for those who need them.
 

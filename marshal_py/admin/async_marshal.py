@@ -312,6 +312,7 @@ def _opening(plainly: Callable[P, Marshal]) -> Callable[P, Opening[AsyncMarshal]
 
 
 connect: Final = _opening(Marshal.connect)
+"""Connects as `marshal_py.connect` does: `await` it, or use it in `async with`."""
 
 
 async def _connect(plainly: Callable[[], Marshal]) -> AsyncMarshal:

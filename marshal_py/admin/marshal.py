@@ -205,3 +205,4 @@ class Marshal(marshal.Marshal):
 
 
 connect: Final = Marshal.connect
+"""Connects to a cluster: `Marshal.connect`, which has the parameters."""
