@@ -299,8 +299,7 @@ def _opening(plainly: Callable[P, Marshal]) -> Callable[P, Opening[AsyncMarshal]
     parameters = inspect.signature(plainly)
 
     def connect(*arguments: P.args, **named: P.kwargs) -> Opening[AsyncMarshal]:
-        """Connects as `marshal_py.connect` does: `await` it, or use it in `async with`. The Marshal belongs to the
-        event loop that runs then."""
+        """Connects as `marshal_py.connect` does. The Marshal belongs to the event loop that runs when it is awaited."""
         option_names.check("connect", named, parameters.parameters)
         parameters.bind(*arguments, **named)  # raises TypeError here, and not only where the result is awaited
         return Opening(lambda: _connect(lambda: plainly(*arguments, **named)))
