@@ -221,8 +221,8 @@ class ConcurrentUse(CallerError):
             )
         if self.busy == self.CONSUMES:
             return (
-                f"{was_called} a consume() of the same Consumer runs: stop() or drain() what it returned, or make "
-                f"another Consumer"
+                f"{was_called} a consume() or process() of the same Consumer runs: stop() or drain() what it returned, "
+                f"or make another Consumer"
             )
         return (
             f"{was_called} another {self.caller} fetches from the same Consumer: use one Consumer per {self.caller}, "

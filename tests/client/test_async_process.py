@@ -74,7 +74,9 @@ def test_a_hundred_tasks_at_once_and_each_key_in_order(memory: MemoryTestCluster
     assert all(offsets == sorted(offsets) for offsets in began.values())
 
 
-def test_a_handler_that_takes_too_long_is_cancelled_and_tried_again(memory: MemoryTestCluster) -> None:
+def test_a_handler_that_takes_too_long_is_cancelled_and_tried_again(
+    memory: MemoryTestCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = fill(memory, 2, keys=2)
     tries: list[int] = []
 
@@ -92,6 +94,8 @@ def test_a_handler_that_takes_too_long_is_cancelled_and_tried_again(memory: Memo
 
     asyncio.run(main())
     assert sorted(tries) == [0, 0, 1, 1]
+    raised = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert set(raised) == {"the handler took longer than timeout_s=0.05"}
 
 
 @pytest.mark.parametrize("raised", [SystemExit("enough"), asyncio.CancelledError("of something awaited")])

@@ -1028,6 +1028,8 @@ async def _coroutine(message: Message) -> None: ...
         ({"retry": 5}, "retry"),
         ({"retry_on": KeyboardInterrupt}, "retry_on"),
         ({"retry_on": None}, "retry_on"),
+        ({"retry_on": "ValueError"}, "retry_on='ValueError'"),
+        ({"batch_wait_s": 1}, "batch_wait_s"),
         ({"handler": _coroutine}, "handler"),
         ({"handler": None}, "handler"),
         ({"timeout_s": 3}, "timeout_s"),

@@ -277,6 +277,7 @@ class AsyncProcess(Generic[K_co, V_co]):
         """Returns what the handler returned, the error that it raised, and whether that ends the process. Raises
         CancelledError if its task is cancelled."""
         context = contextvars.copy_context()
+        limit: asyncio.Timeout | None = None
         try:
             result = context.run(self._handler, given)
             if not inspect.isawaitable(result):
@@ -286,12 +287,14 @@ class AsyncProcess(Generic[K_co, V_co]):
             if self._timeout_s is None:
                 returned = await handling
             else:
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(self._timeout_s) as limit:
                     returned = await handling
         except BaseException as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
+            if limit is not None and limit.expired() and isinstance(raised, TimeoutError) and not raised.args:
+                raised.args = (f"the handler took longer than timeout_s={self._timeout_s:g}",)  # a letter has this text
             return None, raised, None
         return answered(returned)
 

@@ -88,6 +88,8 @@ def check_settings(
     if batch is not None:
         _check_count("batch", batch, BATCH_MAX)
     check_timeout(batch_wait_s, option="batch_wait_s")
+    if batch is None and batch_wait_s != BATCH_WAIT_S:
+        raise InvalidOption("batch_wait_s", batch_wait_s, "left out, or together with batch=")
     _check_choice("order", order, ("key", "partition", None))
     _check_choice("unkeyed", unkeyed, ("parallel", "ordered"))
     _check_choice("after_dead_letter", after_dead_letter, ("continue", "key"))
@@ -96,7 +98,7 @@ def check_settings(
     if retry is not None and not isinstance(retry, Retry):
         raise InvalidOption("retry", retry, "a Retry(...), or None for its defaults")
     retry = Retry() if retry is None else retry
-    one = isinstance(retry_on, type) or not isinstance(retry_on, Iterable)
+    one = isinstance(retry_on, type | str) or not isinstance(retry_on, Iterable)
     kinds: tuple[type[BaseException], ...] = (retry_on,) if one else tuple(retry_on)  # type: ignore[assignment, arg-type]
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
