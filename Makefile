@@ -73,9 +73,11 @@ versions: $(TEST_STAMP)
 	CONFLUENT_KAFKA=all $(BIN)/python -m pytest -m proof tests/transport/test_client_versions.py $(ARGS)
 
 # Of the last commit. Wheel and sdist are built twice and compared, and each is installed alone (tests/support/package.py).
+# Besides, the manifests fit the schemas of Kubernetes; that of KEDA is not among them.
 package: $(TEST_STAMP)
 	$(PIP_INSTALL) --group package
 	$(BIN)/python -m tests.support.package dist
+	$(BIN)/kubernetes-validate --strict deploy/kubernetes/consumer.yaml deploy/kubernetes/exporter.yaml
 
 # In build/lowest, without what needs Kafka or Spark: make lowest ARGS=tests/spark/test_query.py runs that. The tests of a
 # truncated log need an embedded broker that can truncate one, which the oldest confluent-kafka does not have.

@@ -1,0 +1,93 @@
+"""What programs and scripts use stays: public names, their parameters, commands, their options. They only grow.
+
+`python -m tests.test_compatibility` writes tests/fixtures/public.json anew. Elsewhere: documents of --json
+(tests/cli/test_documents.py), bytes (tests/protocol/test_codec.py), the fold (tests/cli/test_fold_4.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from marshal_py.cli.app import COMMANDS, load
+from tests.test_exports import PUBLIC_MODULES, public_objects
+
+KEPT = Path(__file__).parent / "fixtures" / "public.json"
+HOW = (
+    "programs use these: bring back what is gone, and let it warn for at least one minor release (CHANGELOG.md, What "
+    "stays compatible). If you must break them, CHANGELOG.md says what to write instead. Before each release "
+    "`python -m tests.test_compatibility` keeps what came up"
+)
+Surface = dict[str, dict[str, list[str]]]
+
+
+def options(name: str, command: Any) -> Iterator[tuple[str, list[str]]]:
+    """Yields each command below `name` with its options and arguments."""
+    if hasattr(command, "commands"):
+        for inner, found in command.commands.items():
+            yield from options(f"{name} {inner}", found)
+    else:
+        yield (
+            name,
+            sorted(
+                word
+                for one in command.params
+                for word in (
+                    [*one.opts, *one.secondary_opts]
+                    if one.param_type_name == "option"
+                    else [str(one.human_readable_name)]
+                )
+            ),
+        )
+
+
+def surface() -> Surface:
+    """Everything that is public: by module its names, by function its parameters, by command its options."""
+    modules = {name: importlib.import_module(name) for name in PUBLIC_MODULES}
+    names = {name: sorted(getattr(module, "__all__", ())) for name, module in modules.items()}
+    names["marshal_py.errors"] = sorted(
+        name for name, value in vars(modules["marshal_py.errors"]).items() if inspect.isclass(value) and name[0] != "_"
+    )
+    made = {name for words in names.values() for name in words} - {*names["marshal_py.errors"]}
+    calls: dict[str, list[str]] = {}
+    for home, one in public_objects(*PUBLIC_MODULES).items():
+        inner = vars(one).items() if inspect.isclass(one) else [("", one)]
+        for name, value in inner:
+            function = getattr(value, "__func__", value)
+            if not inspect.isfunction(function) or (name.startswith("_") and name != "__init__"):
+                continue
+            if name != "__init__" or one.__name__ in made:  # other classes are only returned
+                parameters = [each for each in inspect.signature(function).parameters if each not in ("self", "cls")]
+                short = f"{home.rpartition('.')[2]}.{name}" if name else home.rpartition(".")[2]
+                calls[short] = sorted(parameters)
+    commands = dict(found for name in COMMANDS for found in options(name, load(name)))
+    return {"names": names, "calls": dict(sorted(calls.items())), "commands": dict(sorted(commands.items()))}
+
+
+def losses(old: Surface, new: Surface) -> Iterator[str]:
+    """Yields what a program that was written for the old surface would miss in the new one."""
+    for kind, found in old.items():
+        for name, words in found.items():
+            now = new[kind].get(name)
+            if now is None:
+                yield f"{kind}: {name} is gone"
+            else:
+                yield from (f"{kind}: {name} has no {word}" for word in sorted({*words} - {*now}))
+
+
+def test_what_is_public_only_grows() -> None:
+    assert not list(losses(json.loads(KEPT.read_text(encoding="utf-8")), surface())), HOW
+
+
+def test_what_is_gone_is_told() -> None:
+    old: Surface = {"calls": {"connect": ["client_id", "timeout_s"]}, "commands": {"pause": [], "top": []}}
+    new: Surface = {"calls": {"connect": ["client_id", "last_will"]}, "commands": {"pause": ["--for"]}}
+    assert list(losses(old, new)) == ["calls: connect has no timeout_s", "commands: top is gone"]
+
+
+if __name__ == "__main__":
+    KEPT.write_text(json.dumps(surface(), indent=1) + "\n", encoding="utf-8")
