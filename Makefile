@@ -10,6 +10,8 @@
 #   make soak                               long random searches, until Ctrl-C
 #   make package                            the wheel and the sdist in dist/, each installed and tried
 #   make lowest                             the tests of `make check` over the lowest version of each dependency
+#   make torture SECONDS=300 SEED=1         faults on three brokers, their links, consumers as processes; judged
+#   make torture-matrix SECONDS=2400        every row of it, and on from where the last one stopped
 #   make versions                           the transport over every supported version of confluent-kafka
 #   make bench                              the benchmarks, on an otherwise idle machine
 #   make docs                               the site with the API reference, in build/site; a warning is an error
@@ -32,7 +34,7 @@ TEST_EXTRAS := cli,delta,iceberg,metrics,otel,spark,testing
 DOCS_STAMP := $(VENV)/.stamp-docs
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo pipeline check test proof lint package lowest versions bench docs requirements soak clean
+.PHONY: help demo pipeline check test proof lint package lowest versions bench docs requirements soak torture torture-matrix clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -104,6 +106,14 @@ requirements: $(TEST_STAMP)
 # in proof.json. Without a limit it runs until Ctrl-C: make soak ARGS="--seconds 3600"; ARGS=--help lists the options.
 soak: $(TEST_STAMP)
 	$(BIN)/python -m tests.support.soak $(ARGS)
+
+# FAULTS=kill,link,... are some of the faults, PLANT=late-heartbeat-wins is a bug that the judge must find (exit code 1).
+torture: $(TEST_STAMP)
+	$(BIN)/python -m tests.rigs.torture $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(PLANT),--plant $(PLANT)) $(ARGS)
+
+torture-matrix: $(TEST_STAMP)
+	@mkdir -p build
+	$(BIN)/python -m tests.rigs.torture --rows 99 --seconds $(or $(SECONDS),2400) --seed $(or $(SEED),1) --out build/torture.json $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -182,9 +182,15 @@ class JvmNodes:
     """The brokers of one local cluster. `folder` belongs to it alone; the caller removes it after `close`."""
 
     def __init__(
-        self, nodes: int, props: Mapping[str, str], folder: Path, listeners: Mapping[str, tuple[str, str]] | None = None
+        self,
+        nodes: int,
+        props: Mapping[str, str],
+        folder: Path,
+        listeners: Mapping[str, tuple[str, str]] | None = None,
+        proxies: Mapping[int, int] | None = None,
     ) -> None:
-        """`listeners`: what one node listens to besides, as name -> (security protocol, address)."""
+        """`listeners`: what one node listens to besides, as name -> (security protocol, address). `proxies`: ports of a
+        second listener of each node, PROXIED, as advertised -> real, in the order of the nodes."""
         self._java = find_java()
         cache = cache_folder()
         jars = kafka_jars(self._java, cache)
@@ -196,7 +202,7 @@ class JvmNodes:
         self._trains_archive = False
         ports = [f"127.0.0.1:{port}" for port in free_ports(2 * nodes)]
         self.addresses = dict(enumerate(ports[:nodes], 1))
-        self._write_settings(ports[nodes:], props, listeners or {})
+        self._write_settings(ports[nodes:], props, listeners or {}, list((proxies or {}).items()))
 
     def start(self) -> None:
         self._format()
@@ -256,7 +262,11 @@ class JvmNodes:
         return self._folder / f"node{node}"
 
     def _write_settings(
-        self, voters: list[str], props: Mapping[str, str], listeners: Mapping[str, tuple[str, str]]
+        self,
+        voters: list[str],
+        props: Mapping[str, str],
+        listeners: Mapping[str, tuple[str, str]],
+        proxies: list[tuple[int, int]],
     ) -> None:
         """Writes a server.properties into a folder per node. The caller's `props` come last and override the rest."""
         more = "".join(f",{name}://{address}" for name, (_, address) in listeners.items())
@@ -265,10 +275,13 @@ class JvmNodes:
         (self._folder / "log4j2.properties").write_text(LOG4J_PROPERTIES, encoding="utf-8")
         for node, address in self.addresses.items():
             self._home(node).mkdir()
+            real = advertised = ""
+            if proxies:
+                advertised, real = (f",PROXIED://127.0.0.1:{port}" for port in proxies[node - 1])
             properties = server_properties(node, voters) | {
-                "listeners": f"PLAINTEXT://{address},CONTROLLER://{voters[node - 1]}{more}",
-                "advertised.listeners": f"PLAINTEXT://{address}{more}",
-                "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{kinds}",
+                "listeners": f"PLAINTEXT://{address},CONTROLLER://{voters[node - 1]}{more}{real}",
+                "advertised.listeners": f"PLAINTEXT://{address}{more}{advertised}",
+                "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:PLAINTEXT{kinds}",
                 "log.dirs": str(self._home(node) / "data"),
                 **props,
             }

@@ -241,6 +241,18 @@ def demands_of(evidence: Evidence, history: History) -> Demands:
     )
 
 
+def _troubles(evidence: Evidence) -> Iterator[tuple[int, int]]:
+    """The times in which links were bad: of some clients, nobody here knows whose. They may overlap."""
+    since_ns, bad = 0, 0
+    for fault in evidence.faults:
+        if fault.kind == "link":
+            since_ns, bad = since_ns if bad else fault.ns, bad + 1
+        elif fault.kind == "link_whole":
+            bad -= 1
+            if not bad:
+                yield since_ns, fault.ns
+
+
 def _killed_ns(evidence: Evidence, life: Life) -> int:
     """When it was killed; 0 if it was not."""
     return next((fault.ns for fault in evidence.faults if (fault.kind, fault.who) == ("kill", life.client)), 0)
@@ -249,7 +261,11 @@ def _killed_ns(evidence: Evidence, life: Life) -> int:
 def _absences(evidence: Evidence, history: History) -> Iterator[Absence]:
     """Of each process: its end, its stops and the silence after them, and gaps between its own beats."""
     intervals = {life.client_id: life.interval_ms for life in history.sessions.values()}
+    troubles = list(_troubles(evidence))
     for life in evidence.lives.values():
+        for since_ns, until_ns in troubles:
+            rest_ms = SILENT_INTERVALS * intervals.get(life.client, 1_000)
+            yield Absence(life.client, since_ns / NS, until_ns / NS + rest_ms, "link")
         if life.exit_code is not None:
             # The time at which a process ended itself is unknown; its end is noted when the scenario looks.
             last_ns = max(life.beats, default=life.start_ns) if life.exit_code else life.end_ns

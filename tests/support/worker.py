@@ -41,6 +41,7 @@ FLUSH_TIMEOUT_S = 20.0
 FETCHES_AFTER_ERROR = 5  # of a consumer that was closed by an error; it must not return messages (S14)
 CLAIMING_MESSAGES = 7  # record type, PROTOCOL.md 4.2
 GROUP_LENGTH_AT = 11  # of an envelope, PROTOCOL.md 4.1
+HOUR_MS = 3_600_000
 TYPE_AT = 13  # of an envelope, plus the length of the group id
 
 
@@ -66,12 +67,15 @@ class Settings:
     die_after_write: bool = True  # whether this record is in the log when the process dies
     options: dict[str, Any] = field(default_factory=dict)  # of Marshal.consumer
     bounds: dict[str, int] = field(default_factory=dict)  # of client/values/bounds.py
+    last_will: str = "off"
+    plant: str = ""  # the mutant that is switched on in this process
 
 
 class WatchedClock(SystemClock):
-    """The library's clock. It remembers for each thread when it was last read."""
+    """The library's clock. It remembers for each thread when it was last read. SIGUSR1 moves its wall clock."""
 
     seen = threading.local()
+    wall_moved_ms = 0
 
     def boot_ns(self) -> int:  # type: ignore[override]
         self.seen.ns = time.monotonic_ns()
@@ -79,7 +83,13 @@ class WatchedClock(SystemClock):
 
     def now(self) -> Any:
         self.seen.ns = time.monotonic_ns()
-        return super().now()
+        now = super().now()
+        return now._replace(wall_ms=now.wall_ms + WatchedClock.wall_moved_ms) if WatchedClock.wall_moved_ms else now
+
+    @classmethod
+    def jump(cls, *_: object) -> None:
+        """Moves the wall clock an hour ahead, then an hour back behind the true time, and so on."""
+        cls.wall_moved_ms = -HOUR_MS if cls.wall_moved_ms > 0 else HOUR_MS
 
 
 class HandlerError(Exception):
@@ -140,6 +150,7 @@ class Worker:
             client_id=self.client,
             coordination_topic=settings.coordination_topic,
             coordination_partitions=settings.coordination_partitions,
+            last_will=settings.last_will,
         ) as marshal:
             options = {"heartbeat_interval_s": 1.0, "start": "earliest", **settings.options}
             for name, value in settings.bounds.items():
@@ -301,10 +312,16 @@ def main() -> None:
     threading.excepthook = end_loudly
     settings = Settings(**json.loads(sys.argv[1]))
     KafkaTransport.clock = WatchedClock()  # type: ignore[misc]
+    signal.signal(signal.SIGUSR1, WatchedClock.jump)
     worker = Worker(settings)
     if settings.die_at_grant:
         die_at_grant(settings, worker.journal)
-    sys.exit(worker.run())
+    with contextlib.ExitStack() as planted:
+        if settings.plant:
+            from marshal_sim.mutants.mutants import MUTANTS, switched_on
+
+            planted.enter_context(switched_on(MUTANTS[settings.plant]))
+        sys.exit(worker.run())
 
 
 if __name__ == "__main__":
