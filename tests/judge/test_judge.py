@@ -611,6 +611,19 @@ def test_an_owner_that_got_no_time_is_counted() -> None:
     assert found.counters["starved"] == 1
 
 
+@pytest.mark.parametrize(
+    ("asked", "joined_ns", "found"), [(True, NEVER, []), (False, NEVER, ["S13"]), (True, 1, ["S13"])]
+)
+def test_only_who_was_asked_to_stop_before_it_could_may_end_by_sigterm(
+    asked: bool, joined_ns: int, found: list[str]
+) -> None:
+    builder = alo().builder
+    builder.evidence.lives["c"] = Life("c", "c", 3, GROUP, "", 3_000 * MS, joined_ns, exit_code=-15, end_ns=3_300 * MS)
+    if asked:
+        builder.fault(3_200, "term", "c")
+    assert [violation.invariant for violation in builder.judge().violations if violation.invariant == "S13"] == found
+
+
 def test_a_lost_range_excuses_what_it_names() -> None:
     run = alo()
     run.builder.evidence.deliveries.remove(delivery(run, "a", 0, 2))

@@ -35,6 +35,12 @@ def test_a_matrix_goes_on_where_it_stopped_and_says_what_it_has(tmp_path: Path) 
     assert kept(options) == []
     out.write_text(json.dumps([vars(done)]))
     assert kept(options) == [done]
+    options.totals = tmp_path / "proof.json"
+    torture.add_up(options, [done])
+    torture.add_up(options, [done])
+    (totals,) = json.loads(options.totals.read_text())
+    assert totals["totals"] == {"torture_rows": 2, "torture_steps": 4, "torture_takeovers": 4, "torture_deliveries": 24}
+    assert totals["failures"] == [f"python -m tests.rigs.torture --seed 1 --row '{done.row}' --seconds 300"] * 2
     _, line = table([done]).splitlines()
     assert line.removeprefix(ROWS[0].name).split() == [
         *("2", "12", "3", "2", "3.0", "5.9", "1", "1"),
@@ -44,8 +50,8 @@ def test_a_matrix_goes_on_where_it_stopped_and_says_what_it_has(tmp_path: Path) 
 
 @pytest.mark.proof
 @pytest.mark.timeout(600)
-def test_a_minute_of_every_fault() -> None:
-    assert torture.main(["--seconds", "60", "--seed", "1"]) == 0
+def test_a_minute_of_every_fault(tmp_path: Path) -> None:
+    assert torture.main(["--seconds", "60", "--seed", "1", "--totals", str(tmp_path / "proof.json")]) == 0
 
 
 @pytest.mark.proof

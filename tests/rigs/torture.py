@@ -36,6 +36,7 @@ from marshal_sim.oracle.wire import parse_envelope
 from tests.rigs.links import KINDS, Link, Links
 from tests.support.brokers import JvmNodes, free_ports
 from tests.support.process_scenario import ProcessScenario
+from tests.support.soak import ROOT, add, load, save
 
 NODES: Final = 3
 PARTITIONS: Final = 12
@@ -274,6 +275,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help="a file with the outcome of each row; rows that it has are not run again"
     )
+    parser.add_argument("--totals", type=Path, default=ROOT / "proof.json", help="where a run without a plant adds up")
     parser.add_argument("--keep", type=Path, help="a folder for journals, logs and steps")
     options = parser.parse_args(arguments)
     if options.plant in PLANTS:
@@ -351,14 +353,32 @@ def table(outcomes: list[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def add_up(options: argparse.Namespace, outcomes: list[Outcome]) -> None:
+    """Adds what was just run to the totals of this version and machine, beside those of `make soak`."""
+    loaded = load(options.totals)
+    now = loaded["now"]
+    for one in outcomes:
+        add(now, "torture_rows", 1)
+        add(now, "torture_steps", sum(one.steps.values()))
+        for name in ("takeovers", "deliveries"):
+            add(now, f"torture_{name}", one.counters[name])
+        if one.violations:
+            failed = f"python -m tests.rigs.torture --seed {one.seed} --row '{one.row}' --seconds {options.seconds:g}"
+            now["failures"].append(failed)
+    save(options.totals, loaded["runs"])
+
+
 def main(arguments: list[str]) -> int:
     options = options_of(arguments)
     folder = options.keep or Path(tempfile.mkdtemp(prefix="marshal_torture_"))
     folder.mkdir(parents=True, exist_ok=True)
+    earlier = len(kept(options))
     try:
         outcomes = torture(options, folder)
     finally:
         shutil.rmtree(folder / "kafka", ignore_errors=True)
+    if not options.plant:
+        add_up(options, outcomes[earlier:])
     print(table(outcomes))
     violated = sum(len(one.violations) for one in outcomes)
     print(f"{violated} violations; seed {options.seed}")

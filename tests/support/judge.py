@@ -22,6 +22,7 @@ A run with fewer take-overs or deliveries than asked for is void.
 
 from __future__ import annotations
 
+import signal
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -150,7 +151,9 @@ def _log(evidence: Evidence, number: int, root: bytes, count: int) -> neutral.Ev
         crashes=[
             Crash(life.client, life.end_ns / NS, f"exit code {life.exit_code}")
             for life in lives
-            if life.exit_code not in (None, CLEAN, FAILED_CLOSED) and not _killed_ns(evidence, life)
+            if life.exit_code not in (None, CLEAN, FAILED_CLOSED)
+            and not _killed_ns(evidence, life)
+            and not _ended_early(evidence, life)
         ],
         gone_ms=min(gone_ns) / NS if gone_ns else -1,
         settled=evidence.settled.get(number),
@@ -251,6 +254,12 @@ def _troubles(evidence: Evidence) -> Iterator[tuple[int, int]]:
             bad -= 1
             if not bad:
                 yield since_ns, fault.ns
+
+
+def _ended_early(evidence: Evidence, life: Life) -> bool:
+    """Whether SIGTERM ended it before its consumer was there to be stopped."""
+    asked = any((fault.kind, fault.who) == ("term", life.client) for fault in evidence.faults)
+    return asked and life.exit_code == -signal.SIGTERM and life.joined_ns == NEVER
 
 
 def _killed_ns(evidence: Evidence, life: Life) -> int:
