@@ -1,6 +1,6 @@
 # The targets below set up what they need. They need make, and Python 3.11 or newer with pip and venv. Targets:
 #   make demo                               three consumers, a kill -9, a fourth consumer; about half a minute
-#   make demo ARGS="--delivery at_most_once"
+#   make demo ARGS="--html timeline.html"   and write who owned what as a page; ARGS=--help lists the options
 #   make pipeline                           orders through Kafka and Spark, about a minute; ARGS=--kill kills it midway
 #   make check                              lint, types and the tests that need neither Kafka nor Spark; 3 minutes
 #   make test                               lint, types and every test but those of `make proof`
@@ -14,6 +14,7 @@
 #   make torture-matrix SECONDS=2400        every row of it, and on from where the last one stopped
 #   make versions                           the transport over every supported version of confluent-kafka
 #   make bench                              the benchmarks, on an otherwise idle machine
+#   make pictures                           the pictures of the demo in docs/pictures, with Debian's chromium
 #   make docs                               the site with the API reference, in build/site; a warning is an error
 #   make requirements                       which test shows which sentence of a design, in build/requirements.md
 #   make clean                              removes the environment and all caches
@@ -34,7 +35,7 @@ TEST_EXTRAS := cli,delta,iceberg,metrics,otel,spark,testing
 DOCS_STAMP := $(VENV)/.stamp-docs
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo pipeline check test proof lint package lowest versions bench docs requirements soak torture torture-matrix clean
+.PHONY: help demo pipeline check test proof lint package lowest versions bench docs pictures requirements soak torture torture-matrix clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -95,6 +96,9 @@ lowest: $(TEST_STAMP)
 
 bench: $(TEST_STAMP)
 	$(BIN)/python -m bench $(ARGS)
+
+pictures: $(CORE_STAMP)
+	$(BIN)/python docs/pictures.py
 
 docs: $(DOCS_STAMP)
 	$(BIN)/python docs/site_build.py

@@ -90,6 +90,7 @@ def build() -> int:
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
     code = subprocess.run(command, cwd=ROOT).returncode
     if code == 0:
+        shutil.rmtree(ROOT / "build/site/assets/stylesheets/classic")  # of the other variant of the theme
         (ROOT / "build/site/llms.txt").write_text(llms(), "utf-8")
         for name in entries():
             if not name.startswith("api/"):

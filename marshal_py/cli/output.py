@@ -85,11 +85,16 @@ def error_reporting(options: Mapping[str, str], as_json: bool = False) -> Iterat
         ) from error
 
 
+def check_free(path: Path, force: bool) -> None:
+    """Raises CommandFailed if the file of a result is there and nobody said --force."""
+    if path.is_file() and not force:
+        raise CommandFailed(f"{str(path)!r} is there; --force replaces it")
+
+
 @contextmanager
 def opened(path: Path, force: bool) -> Iterator[BinaryIO]:
     """Opens a file for a result. Raises CommandFailed if it cannot, or if the file is there and nobody said --force."""
-    if path.is_file() and not force:
-        raise CommandFailed(f"{str(path)!r} is there; --force replaces it")
+    check_free(path, force)
     try:
         file = path.open("wb")
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -9,16 +10,20 @@ import signal
 import subprocess
 import threading
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from marshal_py.cli.demo.children import checksum_fits, order
 from marshal_py.cli.demo.journal import Claimed, Delivered, Entry, Journal, JournalReader, Lost, Started, Written
 from marshal_py.cli.demo.verdict import Judgement, Milestones, Totals, judge, sentence
+from marshal_py.cli.demo.view import View, picture
 from tests.cli.shell import DEADLINE_S, MODULE, REPOSITORY, Shell, wait_until
 from tests.support.marked_processes import witnesses
+from tests.support.timeline_page import picture_in
 
 KEYS = [
     "produced",
@@ -43,10 +48,10 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in Shell("").environment().items() if name != "MARSHAL_BOOTSTRAP_SERVERS"}
 
 
-def test_the_demo_loses_nothing_at_least_once() -> None:
+def test_the_demo_loses_nothing_at_least_once(tmp_path: Path) -> None:
     """test_examples.py runs the at-most-once demo, which is the example in the help text, in `make proof`."""
     done = subprocess.run(
-        [*MODULE, "demo", "--seconds", "12", "--json"],
+        [*MODULE, "demo", "--seconds", "12", "--json", "--html", str(tmp_path / "timeline.html")],
         text=True,
         timeout=2 * DEADLINE_S,
         env=environment(),
@@ -61,6 +66,19 @@ def test_the_demo_loses_nothing_at_least_once() -> None:
     assert "killed by SIGKILL" in done.stderr
     assert result["lost"] == result["doubled"] == result["dropped"] == 0
     assert result["handled"] == result["produced"] != 0
+    drawn = picture_in((tmp_path / "timeline.html").read_text(encoding="utf-8"))
+    assert (drawn["group"], len(drawn["lanes"])) == ("demo", 12)
+
+
+def test_a_timeline_replaces_no_file_unasked(tmp_path: Path) -> None:
+    file = tmp_path / "mine.html"
+    file.write_text("mine", encoding="utf-8")
+    command = [*MODULE, "demo", "--html", str(file)]
+    done = subprocess.run(
+        command, text=True, timeout=DEADLINE_S, env=environment(), capture_output=True, cwd=REPOSITORY
+    )
+    assert (done.returncode, file.read_text(encoding="utf-8")) == (1, "mine")
+    assert "--force" in done.stderr
 
 
 @pytest.mark.parametrize(("number", "options"), [(signal.SIGINT, ["--last-will"]), (signal.SIGKILL, [])])
@@ -179,6 +197,31 @@ def test_the_last_line_says_whether_the_promise_was_kept() -> None:
     assert sentence(judged(), 0).startswith("Kept: no message lost. 3 produced, 3 handled, 0 lost")
     assert sentence(judged(ends={0: 9}), 0).startswith("BROKEN: no message lost. ")
     assert "1 with a wrong checksum" in sentence(judged(), 1)
+
+
+# --- what is shown
+
+
+def test_the_picture_names_the_owner_of_each_partition() -> None:
+    totals = totals_of(("consumer-1", Claimed(0.0, 0, 10)), ("consumer-4", Written(1, 0)))
+    assert [line.split() for line in picture(totals).plain.splitlines()] == [
+        ["partition", "0", "1"],
+        ["consumer", "1", "-"],
+        ["produced", "1", "handled", "0", "lag", "1", "consumer-1:1"],
+    ]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_terminal_is_given_back(terminal: bool) -> None:
+    """Also on ctrl-C: the cursor is shown again. Where there is no terminal, no byte is for one."""
+    out = io.StringIO()
+    with suppress(KeyboardInterrupt), View(Console(file=out, force_terminal=terminal)) as view:
+        view.say("begins")
+        view.draw(totals_of())
+        raise KeyboardInterrupt
+    shown = out.getvalue()
+    assert "begins" in shown
+    assert (shown.count("\x1b[?25l"), shown.count("\x1b[?25h"), "\x1b" in shown) == (terminal, terminal, terminal)
 
 
 # --- journals and orders

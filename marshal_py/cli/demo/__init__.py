@@ -1,23 +1,25 @@
 """The command `marshal demo`: processes share a topic, one is killed, one joins, and every message is counted.
 
-scenario.py runs the schedule, and process.py its child processes, whose work is in children.py. Each writes a journal
-(journal.py). verdict.py adds the journals up and decides whether the promise was kept.
+scenario.py runs the schedule, which view.py shows, and process.py its child processes, whose work is in children.py.
+Each writes a journal (journal.py). verdict.py adds the journals up and decides whether the promise was kept.
 """
 
 from __future__ import annotations
 
 import secrets
-import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from marshal_py.cli import output
+from marshal_py.cli.demo.process import Plan
 from marshal_py.cli.demo.verdict import Judgement, sentence
 from marshal_py.cli.documents import prints
-from marshal_py.cli.options import CommonOptions, command, settings_of
+from marshal_py.cli.options import CommonOptions, Force, command, settings_of
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
@@ -39,15 +41,22 @@ def demo(
     last_will: Annotated[
         bool, typer.Option("--last-will", help="Each consumer has a witness that ends its session if it is killed.")
     ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", dir_okay=False, help="Write its timeline there, as `marshal timeline` does."),
+    ] = None,
+    force: Force = False,
 ) -> None:
     """Watch consumers share twelve partitions while one is killed and one joins, and see whether a message was lost.
 
     Without --bootstrap-servers the demo runs its own broker inside this process. On a real cluster it creates a topic
     of its own, demo-orders-RANDOM, and leaves it there. Exit code 1 means that the promise was broken.
     """
-    from marshal_py.cli.demo.process import Plan
     from marshal_py.cli.demo.scenario import run_demo
+    from marshal_py.cli.demo.view import View
 
+    if html is not None:
+        output.check_free(html, force)
     with _cluster(options) as (settings, topic, group):
         admin = KafkaTransport(settings, options.timeout).admin()
         plan = Plan(
@@ -59,8 +68,10 @@ def demo(
             seconds=seconds,
             last_will=last_will,
         )
-        result, totals = run_demo(plan, admin, sys.stderr if options.as_json else sys.stdout)
+        result, totals = run_demo(plan, admin, View(output.console(stderr=options.as_json)))
         admin.close()
+        if html is not None:
+            write_timeline(plan, options.timeout, html)
     if topic != EMBEDDED_TOPIC:
         output.say(f"topic {topic} stays on the cluster; delete it when you no longer need it")
     if totals.unsound:
@@ -71,6 +82,20 @@ def demo(
         print(sentence(result, totals.unsound), flush=True)
     if not result.ok:
         raise typer.Exit(output.FAILED)
+
+
+def write_timeline(plan: Plan, timeout_s: float, file: Path) -> None:
+    """Writes the page of who owned what in the demo."""
+    from marshal_py.history.page import page
+    from marshal_py.log.observer import Observer
+    from marshal_py.log.pictures import Period, picture_of
+
+    with Observer(KafkaTransport(plan.settings, timeout_s), plan.coordination_topic, timeout_s) as observer:
+        picture = picture_of(observer, plan.group, Period(0, int(time.time() * 1000)))
+    if picture is not None:
+        with output.opened(file, force=True) as opened:
+            opened.write(page("marshal demo", [picture]).encode())
+        output.say(f"timeline: {file}")
 
 
 @contextmanager

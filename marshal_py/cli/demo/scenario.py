@@ -10,12 +10,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal, TextIO
+from typing import Final, Literal
 
 from marshal_py.cli.demo.children import RATE_PER_S
 from marshal_py.cli.demo.journal import Claimed, Entry, Failed, Joined, JournalReader, Lost, Reported
 from marshal_py.cli.demo.process import Child, Plan, Task
 from marshal_py.cli.demo.verdict import AT_MOST_ONCE, Judgement, Milestones, Totals, judge
+from marshal_py.cli.demo.view import View
 from marshal_py.cli.output import CommandFailed
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import ClusterAdmin
@@ -27,8 +28,8 @@ JOINER: Final = "consumer-4"
 KILL_AT: Final = 1 / 3  # shares of the plan's seconds
 JOIN_AT: Final = 0.6
 STOP_AT: Final = 0.87  # the rest of the time is for the remaining messages and for leaving
+WAIT: Final = "after 4 s without its heartbeats the others take over"
 POLL_S: Final = 0.25  # between two looks at the journals
-LINE_EVERY_S: Final = 2.0  # a line with the totals
 JOIN_TIMEOUT_S: Final = 60.0  # three interpreters on a busy machine; usually a second
 SLOW_JOIN_S: Final = 15.0  # the schedule waits at most this long until the fourth consumer has handled a message
 STALL_TIMEOUT_S: Final = 30.0  # after this long without a delivery at the end, the rest will not come
@@ -39,13 +40,11 @@ class DemoScenario:
 
     plan: Plan
     admin: ClusterAdmin
-    out: TextIO
+    view: View
     folder: Path
 
-    def __init__(self, plan: Plan, admin: ClusterAdmin, out: TextIO, folder: Path) -> None:
-        """`out`: where a line is printed for each event, and one with the totals now and then."""
-        self.plan, self.admin, self.out, self.folder = plan, admin, out, folder
-        self._line_due_s = 0.0
+    def __init__(self, plan: Plan, admin: ClusterAdmin, view: View, folder: Path) -> None:
+        self.plan, self.admin, self.view, self.folder = plan, admin, view, folder
         self.totals: Totals = Totals(PARTITIONS)
         self.milestones: Milestones = Milestones()
         self._consumers: list[Child] = []
@@ -74,16 +73,20 @@ class DemoScenario:
         self._wait_for(lambda: len(self._joined) == CONSUMERS, JOIN_TIMEOUT_S, "the consumers to join")
         self._schedule_start = time.monotonic()
         self._producer = self._start("producer", "produce")
-        self._event(f"the group is complete; {RATE_PER_S} orders per second from now on")
+        self.view.say(
+            f"the group is complete: each has a share of the partitions; {RATE_PER_S} orders per second come now"
+        )
 
         self._wait_until(plan.seconds * KILL_AT)
         victim = next(child for child in self._consumers if child.name == KILLED)
         milestones.killed, milestones.killed_at = KILLED, time.monotonic()
         victim.kill()
-        self._event(f"{KILLED} (pid {victim.pid}) killed by SIGKILL")
+        then = "its witness ends its session" if plan.last_will else WAIT
+        self.view.say(f"{KILLED} (pid {victim.pid}) killed by SIGKILL: {then}")
 
         self._wait_until(plan.seconds * JOIN_AT)
         milestones.joiner, milestones.joiner_started_at = JOINER, time.monotonic()
+        self.view.say("a fourth consumer joins: its share moves to it, and the partitions that stay are not paused")
         self._start_consumer(JOINER)
 
         self._wait_until(plan.seconds * STOP_AT)
@@ -92,7 +95,7 @@ class DemoScenario:
         self._poll()
         milestones.production_ended_at = time.monotonic()
         ends = self._ends()
-        self._event(f"the producer has stopped; {sum(ends.values())} messages are in the topic")
+        self.view.say(f"the producer has stopped; {sum(ends.values())} messages are in the topic")
         self._finish(ends)
         self._stop_consumers()
         return judge(self.totals, ends, milestones, plan.delivery, time.monotonic() - self._began)
@@ -118,7 +121,7 @@ class DemoScenario:
         for child in self._consumers:
             child.end()
         self._poll()
-        self._event("the consumers have left")
+        self.view.say("the consumers have left")
 
     def _ends(self) -> dict[int, int]:
         bounds = self.admin.bounds([TopicPartition(self.plan.topic, number) for number in range(PARTITIONS)])
@@ -136,7 +139,7 @@ class DemoScenario:
         task = Task(name, work, self.plan, str(self.folder / f"{name}.journal"))
         self._readers.append((name, JournalReader(Path(task.journal))))
         child = Child(task, self.folder / f"{name}.stderr")
-        self._event(f"{name} starts (pid {child.pid})")
+        self.view.say(f"{name} starts (pid {child.pid})")
         return child
 
     # --- waiting and reading journals
@@ -173,10 +176,8 @@ class DemoScenario:
                 reason = self._failed.get(child.name) or child.stderr_tail() or f"exit code {child.exit_code}"
                 if child is self._producer or len(self._joined) < CONSUMERS:
                     raise CommandFailed(f"{child.name} of the demo ended: {reason}")
-                self._event(f"{child.name} ended by itself: {reason}")
-        if time.monotonic() - self._began >= self._line_due_s:
-            self._line_due_s = time.monotonic() - self._began + LINE_EVERY_S
-            self._event(str(self.totals))
+                self.view.say(f"{child.name} ended by itself: {reason}")
+        self.view.draw(self.totals)
 
     def _collect(self, name: str, reader: JournalReader) -> list[Entry]:
         entries = list(reader.new_entries())
@@ -197,16 +198,13 @@ class DemoScenario:
             elif isinstance(entry, Lost):
                 groups[f"{name} released {{}} ({entry.reason})"].append(entry.partition)
             elif isinstance(entry, Reported):
-                self._event(f"{name}: {entry.kind} {entry.text}".rstrip())
+                self.view.say(f"{name}: {entry.kind} {entry.text}".rstrip())
         for words, partitions in groups.items():
-            self._event(words.format(", ".join(map(str, sorted(partitions)))))
-
-    def _event(self, text: str) -> None:
-        print(f"{time.monotonic() - self._began:5.1f} s  {text}", file=self.out, flush=True)
+            self.view.say(words.format(", ".join(map(str, sorted(partitions)))))
 
 
-def run_demo(plan: Plan, admin: ClusterAdmin, out: TextIO) -> tuple[Judgement, Totals]:
+def run_demo(plan: Plan, admin: ClusterAdmin, view: View) -> tuple[Judgement, Totals]:
     """Runs the demo with its journals in a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="marshal-demo-") as folder:
-        scenario = DemoScenario(plan, admin, out, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="marshal-demo-") as folder, view:
+        scenario = DemoScenario(plan, admin, view, Path(folder))
         return scenario.run(), scenario.totals
