@@ -70,7 +70,8 @@ def _measure(
     environment: BenchEnvironment, processes: int, partitions: int, calm_s: float, steady_s: float
 ) -> list[Any]:
     environment.say(f"{processes} processes, {partitions} partitions")
-    topic, coordination, group = environment.topic(partitions), environment.coordination(), environment.group("many")
+    # In this order: a broker that makes a thousand partitions does not show another new topic in time.
+    coordination, topic, group = environment.coordination(), environment.topic(partitions), environment.group("many")
     settings = {"bootstrap.servers": environment.bootstrap, **QUIET}
     with contextlib.ExitStack() as stack:
         admin = stack.enter_context(marshal_py.connect(settings, coordination_topic=coordination))
