@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from marshal_py.client.values.options import ConsumerOptions
 from tests.rigs import torture
 from tests.rigs.torture import FAULTS, ROWS, Outcome, chosen, kept, options_of, table
 
@@ -19,6 +20,11 @@ def test_which_rows_and_faults_a_seed_stands_for() -> None:
     assert options_of(["--faults", "kill,link"]).faults == ("kill", "link")
     planted = options_of(["--plant", "late-heartbeat-wins"])
     assert (planted.plant, planted.faults, len(chosen(planted))) == ("P4", ("late",), 1)
+
+
+def test_every_row_has_options_that_a_consumer_takes() -> None:
+    for row in ROWS:
+        ConsumerOptions(delivery=row.delivery, **row.worker.get("options", {}))  # type: ignore[arg-type]
 
 
 def test_a_fault_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
