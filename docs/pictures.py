@@ -26,7 +26,7 @@ from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
 
 FOLDER: Final = Path(__file__).parent / "pictures"
-COLUMNS: Final = 100
+COLUMNS: Final = 106
 MOMENTS: Final = ("killed by SIGKILL", "a fourth consumer joins", "the producer has stopped")  # drawn before each line
 SIZE: Final = "1100,560"
 
