@@ -39,7 +39,7 @@ from marshal_py.protocol.wire.identity import HASH_NAME, Instant, TopicPartition
 from marshal_py.protocol.wire.records import Genesis
 
 TRACKED, TINY_TRACKED = 100_000, 10_000
-CHUNK = 1_000  # what a consumer takes at once (client/values/bounds.py)
+CHUNK = 1_000  # what a consumer takes at once (client/values/options.py)
 FIRST = 1_000_000_000  # offsets as they are on a topic that is not new: no small integers that Python shares
 LEFT_OUT = 100  # out of order: one message of so many is not acked
 
@@ -174,7 +174,7 @@ def resident_bytes() -> int:
 def consume(bootstrap: str, topic: str, coordination: str, acked: int, unacked: int) -> dict[str, Any]:
     """Fetches and acks `acked` messages, then fetches `unacked` more without acking them."""
     import marshal_py
-    from marshal_py.client.values.bounds import BOUNDS
+    from marshal_py.client.values.options import BOUNDS
 
     BOUNDS.unacked = 10_000_000
     work, samples = Work(), []

@@ -93,7 +93,6 @@ PRIVATE_STILL = {
         *("_acked", "_begin_consume", "_begin_drain", "_confirmations", "_consuming", "_context", "_flush"),
         *("_inside", "_iterating", "_log_end", "_pass", "_queue", "_read_to", "_receiving", "_user"),
     },
-    "marshal_py/client/messages/handles.py": {"_delivered", "_index"},
     "marshal_py/client/receive/consuming.py": {"_confirmations", "_delivers"},
     "marshal_py/client/signals.py": {"_ending"},
     "marshal_py/testing/clock.py": {"_context", "_loop"},

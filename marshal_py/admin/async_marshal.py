@@ -22,8 +22,7 @@ from marshal_py.client.async_consumer import AsyncConsumer
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.metrics import Metrics
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
-from marshal_py.client.values.keywords import ConsumerKeywords, explicit, parameters_of
-from marshal_py.client.values.options import ConsumerOptions
+from marshal_py.client.values.options import ConsumerKeywords, ConsumerOptions, explicit, parameters_of
 from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.topics.keys import Key
 from marshal_py.topics.request import GetRequest

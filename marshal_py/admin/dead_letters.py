@@ -20,7 +20,7 @@ from marshal_py.topics.request import GetRequest
 from marshal_py.topics.stored import StoredMessage
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.ports import Transport
-from marshal_py.transport.transactions import TransactionalWriter
+from marshal_py.transport.producer import TransactionalWriter
 
 REDRIVEN: Final = "__dlq.redriven"
 AT_ONCE: Final = 500  # letters of one transaction, which ends in time whatever their size

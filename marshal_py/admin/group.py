@@ -13,13 +13,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
-from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan, ShrinkPlan
+from marshal_py.admin.plans import change
+from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan, Edit, ShrinkPlan
 from marshal_py.admin.plans.impact import Impact, Row, check_pause, of_shrink, owners_of, parked_of, preview, rows_of
-from marshal_py.admin.plans.membership import Edit, with_mappings, with_members, without_mappings, without_members
 from marshal_py.admin.plans.operation import Author, GroupContext, Terms
 from marshal_py.admin.plans.pause import PausePlan, ResumePlan
-from marshal_py.admin.plans.position import PositionPlan, check_size
-from marshal_py.admin.plans.position_resolver import PositionResolver, Target, target_of
+from marshal_py.admin.plans.position import PositionPlan, PositionResolver, Target, check_size, target_of
 from marshal_py.admin.plans.runner import OperationRunner, Watcher
 from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan, find_session
 from marshal_py.admin.views import overview
@@ -240,27 +239,27 @@ class Group:
         Start a consumer of each first: from then on its partitions belong to it alone. Raises InvalidOption,
         SettingsChanged.
         """
-        return self.change_members(with_members(members), reason)
+        return self.change_members(change.with_members(members), reason)
 
     def drop_members(self, *members: str, reason: str = "") -> int:
         """Drops members from the list, if they are there; returns the offset of the record.
 
         Their consumers hand their partitions over and stay in the group without any. Raises as `add_members`.
         """
-        return self.change_members(without_members(members), reason)
+        return self.change_members(change.without_members(members), reason)
 
     def set_mappings(self, mappings: Mapping[str, Iterable[int]], reason: str = "") -> int:
         """Says which member has which partitions, each below `max_members` once, instead of members or mappings that
         there are; returns the offset of the record. Raises as `add_members`."""
-        return self.change_members(with_mappings(mappings), reason)
+        return self.change_members(change.with_mappings(mappings), reason)
 
     def delete_mappings(self, reason: str = "") -> int:
         """Deletes the mappings: nobody consumes until there are members or mappings again. Returns the offset of the
         record."""
-        return self.change_members(without_mappings, reason)
+        return self.change_members(change.without_mappings, reason)
 
     def change_members(self, edit: Edit, reason: str = "", watcher: Watcher | None = None) -> int:
-        """Changes settings by a function of admin/plans/membership.py; returns the offset of the record, or of the last
+        """Changes settings by a function of admin/plans/change.py; returns the offset of the record, or of the last
         one if nothing changes. `watcher` is told "changed"."""
         return self._settle(edit, Terms(reason), watcher)
 

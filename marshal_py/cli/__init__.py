@@ -21,9 +21,9 @@ _EXTRA: Final = frozenset({"typer", "rich"})  # what the extra `cli` brings
 def main() -> None:
     """Runs the command line. Of the script `marshal`, marshal_command is the entry point."""
     if sys.argv[1:2] == ["run"]:
-        from marshal_py.last_will import starting  # no other command needs it
+        from marshal_py.last_will import connecting  # no other command needs it
 
-        starting.hold()
+        connecting.hold()
     answer_soon()
     interrupted = end_by_signals()  # while it is being imported there is nothing to give up
     try:

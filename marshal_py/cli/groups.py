@@ -10,7 +10,7 @@ import typer
 from msgspec import Struct
 
 from marshal_py.admin.plans import impact
-from marshal_py.admin.plans.membership import Edit, with_mappings, with_members, without_mappings, without_members
+from marshal_py.admin.plans.change import Edit, with_mappings, with_members, without_mappings, without_members
 from marshal_py.admin.views.diagnosis import TITLES
 from marshal_py.admin.views.group_info import GroupSummary
 from marshal_py.cli import changes, output

@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from marshal_py.admin.group import Group, Moved
 from marshal_py.admin.plans.impact import Row
-from marshal_py.admin.plans.position_resolver import Target, target_of
+from marshal_py.admin.plans.position import Target, target_of
 from marshal_py.admin.views.recreated_topics import RecreatedTopic
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import prints

@@ -8,7 +8,7 @@ import typer
 
 from marshal_py.cli import output
 from marshal_py.cli.options import command
-from marshal_py.last_will import death, starting
+from marshal_py.last_will import connecting, death
 
 EXAMPLE: Final = output.example("marshal run -- python app.py")
 # Options behind the program's name are the program's, with or without --.
@@ -27,4 +27,4 @@ def run(
     """
     if why := death.unsupported():
         raise output.CommandFailed(f"marshal run cannot prove here that a process has died: {why}")
-    starting.become(program)
+    connecting.become(program)

@@ -153,9 +153,9 @@ def timeline(
     check_output(options, file)
     located = _located(path, master)
     with _session("marshal spark timeline", master) as session:
-        from marshal_py.spark.log import pictures
+        from marshal_py.spark.log import reports
 
-        found = pictures.GroupLog(_records_of(session, located), group)
+        found = reports.GroupLog(_records_of(session, located), group)
         picture = found.picture(period_of(found.newest_ms(), since, until))
     if picture is None:
         raise output.CommandFailed(f"group {group!r} is not in {path}")

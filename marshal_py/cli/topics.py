@@ -16,7 +16,7 @@ from marshal_py.cli.documents import prints
 from marshal_py.cli.options import CommonOptions, TableOptions, TopicName, command, iso_time, number_or_none
 from marshal_py.errors import CoordinationTopicMissing
 from marshal_py.topics import changes
-from marshal_py.topics.purging import info_of
+from marshal_py.topics.changes import info_of
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.ports import ClusterAdmin
 

@@ -38,7 +38,7 @@ from marshal_py.client.receive.demand import Demand
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.receive.membership import HEALTHY_SILENCE_S, Call
 from marshal_py.client.values.info import ConsumerInfo
-from marshal_py.client.values.keywords import parameters_of
+from marshal_py.client.values.options import parameters_of
 from marshal_py.client.values.requests import AnyPartition, ConsumeRequest, OnError, Request, check_timeout, check_wait
 from marshal_py.client.values.retry import AfterDeadLetter, Order, Retry, Unkeyed
 from marshal_py.client.values.waits import Poll, PollAhead, Steps, T, Wait, following

@@ -15,8 +15,7 @@ from marshal_py.client.connection.context import Context
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.messages.handles import Handles
-from marshal_py.client.messages.message import Batch, Message
+from marshal_py.client.messages.message import Batch, Handles, Message
 from marshal_py.client.process.process import Process
 from marshal_py.client.process.processing import Processing
 from marshal_py.client.process.settings import (
@@ -32,7 +31,7 @@ from marshal_py.client.process.settings import (
     check_settings,
 )
 from marshal_py.client.process.worker_processes import PlainMessage, work_of
-from marshal_py.client.receive import seeking
+from marshal_py.client.receive import receiving
 from marshal_py.client.receive.consume import ConsumeContext
 from marshal_py.client.receive.consuming import AWAIT_IT, Consuming, Handler
 from marshal_py.client.receive.demand import ConsumeDemand, Demand
@@ -466,4 +465,4 @@ class Consumer(Membership, Generic[K_co, V_co]):
         with self._seeking:
             deadline = self._context.monotonic() + timeout_s
             tp = requests.check_partition(partition)
-            self._context.complete(seeking.seek(self._driver, self._ending, tp, offset, deadline))
+            self._context.complete(receiving.seek(self._driver, self._ending, tp, offset, deadline))

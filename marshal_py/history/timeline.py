@@ -44,8 +44,8 @@ from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, Group, Partition, World
 from marshal_py.protocol.member.advisory import UNCOMMITTED
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
-from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import (
+    EVICT_INTERVALS,
     MODE_NAMES,
     ClaimingMessages,
     ClaimingPartition,

@@ -20,9 +20,9 @@ import threading
 import time
 from typing import Final
 
-from marshal_py.last_will import starting
+from marshal_py.last_will import connecting
+from marshal_py.last_will.connecting import VARIABLE, describe
 from marshal_py.last_will.messages import DESCRIPTORS_MAX
-from marshal_py.last_will.rendezvous import VARIABLE, describe
 from marshal_py.last_will.witness import Witness
 from marshal_py.transport import bare_producer
 
@@ -30,7 +30,7 @@ NOT_FOUND: Final = 127  # exit codes of shells for a command that cannot be star
 NOT_EXECUTABLE: Final = 126
 SIGNALLED: Final = 128
 STATUSES_MAX: Final = 1_000  # of reaped processes, kept until their pidfd has been looked at
-FORWARDED: Final = starting.ENDING.union(
+FORWARDED: Final = connecting.ENDING.union(
     (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGALRM)
 )
 UNREMARKABLE: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM})
@@ -43,7 +43,7 @@ ANSWER_S: Final = 10.0  # a probe that does not answer for so long is given up; 
 
 def serve_parent() -> int:
     """The witness of the process at the other end of standard input. Returns when nobody needs it any more."""
-    for number in starting.ENDING:  # it ends with that process; a signal to its control group must not end it sooner
+    for number in connecting.ENDING:  # it ends with that process; a signal to its control group must not end it sooner
         signal.signal(number, signal.SIG_IGN)
     witness = Witness(f"process {os.getpid()}", bare_producer.create, lambda _pid: "")
     witness.connect(socket.socket(fileno=os.dup(0)))
@@ -56,7 +56,7 @@ def serve_parent() -> int:
 
 def run(command: list[str], held: frozenset[int]) -> int:
     """Runs a command and is the witness of every consumer in it. Returns the exit status for this process. `held`: the
-    signals that were blocked while this process started (`starting.hold`)."""
+    signals that were blocked while this process started (`connecting.hold`)."""
     for number in sorted(held.intersection(signal.sigpending())):
         if signal.getsignal(number) is not signal.SIG_IGN:
             _die_of(number)
@@ -191,7 +191,7 @@ class Runner:
             shared = probe is not None and (probe.got(number) or _undone(number))
             if same:
                 continue
-            if number in starting.ENDING:
+            if number in connecting.ENDING:
                 if probe is not None and not shared:
                     time.sleep(GROUP_S)
                     shared = probe.got(number)

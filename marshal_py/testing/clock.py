@@ -15,8 +15,7 @@ from marshal_py.client.driver.loop import Loop
 from marshal_py.client.marshal import Marshal, open_marshals
 from marshal_py.protocol.wire.identity import Instant, TopicPartition
 from marshal_py.transport.clock import SystemClock
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 
 SETTLE_S: Final = 10.0  # a step takes about a millisecond; only something that hangs takes so long
 SETTLE_POLL_S: Final = 0.0002

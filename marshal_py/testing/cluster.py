@@ -23,13 +23,11 @@ from marshal_py.client.values.options import COORDINATION_TOPIC
 from marshal_py.errors import ConsumerClosed, InvalidOption, UnsupportedPlatform
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE
-from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
-from marshal_py.protocol.wire.records import Evict
+from marshal_py.protocol.wire.records import EVICT_INTERVALS, Evict
 from marshal_py.testing.clock import MovableClock, Timekeeper, marshals_of
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 from marshal_py.transport.ports import MessageWriter, Transport
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
 

@@ -14,8 +14,7 @@ from msgspec import structs
 
 from marshal_py.client.messages.acks import Ack, Acked, Delivered, DeliveryContext
 from marshal_py.client.messages.answers import Answers
-from marshal_py.client.messages.handles import Handles
-from marshal_py.client.messages.message import Batch, Message, Part
+from marshal_py.client.messages.message import Batch, Handles, Message, Part
 from marshal_py.client.values.options import ConsumerOptions, Delivery
 from marshal_py.errors import ClaimLost, InvalidOption
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
@@ -28,7 +27,7 @@ from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.progress import Range
 from marshal_py.protocol.wire.records import OFFSET_MAX
 from marshal_py.transport.clock import SystemClock
-from marshal_py.transport.memory_broker import MemoryMessage
+from marshal_py.transport.memory import MemoryMessage
 from marshal_py.transport.ports import RawMessage
 from marshal_py.transport.serialization import K_co, V_co
 

@@ -22,7 +22,7 @@ import msgspec
 
 from marshal_py.errors import FileUnusable, IndexBusy
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.transport.memory_broker import MemoryMessage
+from marshal_py.transport.memory import MemoryMessage
 from marshal_py.transport.ports import Bounds, RawMessage
 
 SCHEMA_VERSION: Final = 2

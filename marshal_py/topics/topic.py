@@ -13,11 +13,19 @@ from typing import Any, Final, Self
 
 from marshal_py.errors import BadRequest, DeserializationFailed, InvalidOption, MessageNotFound, TopicMissing
 from marshal_py.protocol.wire.identity import TopicPartition, check_topic
-from marshal_py.topics.changes import check_name
+from marshal_py.topics.changes import (
+    Purged,
+    PurgeTarget,
+    TopicInfo,
+    check_compacted,
+    check_name,
+    info_of,
+    purge,
+    write_tombstones,
+)
 from marshal_py.topics.indexed_reads import IndexedReads
 from marshal_py.topics.key_index import KeyIndex, Status
 from marshal_py.topics.keys import ALL, PARTITIONERS, Key, exact, shown
-from marshal_py.topics.purging import Purged, PurgeTarget, TopicInfo, check_compacted, info_of, purge, write_tombstones
 from marshal_py.topics.reads import Reads, described
 from marshal_py.topics.request import GetRequest, Time
 from marshal_py.topics.stored import EndOfBatch, StoredBatch, StoredMessage

@@ -28,8 +28,7 @@ from msgspec import Struct
 
 from marshal_py.errors import FileUnusable
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker, MemoryMessage
+from marshal_py.transport.memory import MemoryBroker, MemoryMessage, MemoryTransport
 from marshal_py.transport.ports import LogRecord
 
 T = TypeVar("T")

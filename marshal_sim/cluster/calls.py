@@ -13,9 +13,8 @@ from typing import Any, Final, NamedTuple
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.acks import Ack, Acked
-from marshal_py.client.messages.handles import Handles
-from marshal_py.client.messages.message import Message
-from marshal_py.client.receive import seeking
+from marshal_py.client.messages.message import Handles, Message
+from marshal_py.client.receive import receiving
 from marshal_py.client.receive.confirmations import Confirmations
 from marshal_py.client.receive.ending import Ending
 from marshal_py.errors import AckNotConfirmed, ClaimLost, MarshalError
@@ -158,7 +157,7 @@ class OtherCalls:
         position = max(0, end - back)
         deadline = self._driver.context.monotonic() + self._timeout_s()
         self._seeks = True
-        steps = seeking.seek(self._driver, self._ending, tp, position, deadline)
+        steps = receiving.seek(self._driver, self._ending, tp, position, deadline)
         self._front.begin(steps, lambda _, error: self._sought(tp, position, error))
 
     def _sought(self, tp: TopicPartition, position: int, error: MarshalError | None) -> None:

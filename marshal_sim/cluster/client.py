@@ -138,7 +138,7 @@ class Client(Process):
         return RetentionPolicy(every, KEPT_INTERVALS * self.options.interval_ms / 1000, None)
 
     def _join(self, member: Member) -> ConsumerDriver:
-        """Makes the consumer of a member and drives it from now on, as client/joining.py does."""
+        """Makes the consumer of a member and drives it from now on, as client/marshal.py does."""
         self.turn.worlds[self.log] = self.world
         genesis = self.world.root or self.world.genesis
         assert genesis is not None

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.assignments import Assignments
-from marshal_py.transport.memory_broker import MemoryMessage
+from marshal_py.transport.memory import MemoryMessage
 from marshal_py.transport.ports import Broken, Chunk, OutOfRange, RawMessage
 from marshal_sim.cluster.process import Environment, Process
 

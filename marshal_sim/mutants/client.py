@@ -21,7 +21,7 @@ from marshal_py.client.messages.dead_letters import DeadLetters, Letter
 from marshal_py.client.messages.message import Message
 from marshal_py.client.ranges.microbatches import End, MicroBatches, Planned
 from marshal_py.client.ranges.ranges import ClaimedRange
-from marshal_py.client.receive import confirmations, seeking
+from marshal_py.client.receive import confirmations, receiving
 from marshal_py.client.receive.confirmations import Confirmations
 from marshal_py.client.receive.ending import Ending
 from marshal_py.client.values.requests import message_bytes
@@ -349,7 +349,7 @@ def c23() -> list[Patch]:
         if claim is None:
             raise ClaimLost(driver.member.name, (str(tp),))
 
-    return [(seeking, "seek", at_once)]
+    return [(receiving, "seek", at_once)]
 
 
 def c24() -> list[Patch]:

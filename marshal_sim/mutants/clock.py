@@ -16,8 +16,7 @@ from marshal_py.protocol.fold.rationalizer import reshape
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.time.failure_detector import FailureDetector
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
-from marshal_py.protocol.wire.records import ClaimingPartition, ReleaseGroup
+from marshal_py.protocol.wire.records import EVICT_INTERVALS, ClaimingPartition, ReleaseGroup
 from marshal_sim.cluster.process import Process
 
 Patch = tuple[Any, str, Any]

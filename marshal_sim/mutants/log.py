@@ -9,7 +9,7 @@ from typing import Any
 from zlib import crc32
 
 from marshal_py.admin.plans.operation import Operation, Step
-from marshal_py.admin.plans.pause_lock import PauseLock, end_of
+from marshal_py.admin.plans.pause import PauseLock, end_of
 from marshal_py.errors import CoordinationError, HistoryTruncated, TopicRecreated
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.rationalizer import Outcome, Verdict

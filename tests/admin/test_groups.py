@@ -12,8 +12,7 @@ import marshal_py
 from marshal_py import GroupConfig
 from marshal_py.embedded import Broker
 from marshal_py.errors import AlreadyExists, GroupDeleted, GroupMissing, InvalidOption, MembersAlive
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 
 GREEDY = GroupConfig(policy="greedy")
 

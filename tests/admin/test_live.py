@@ -36,8 +36,7 @@ from marshal_py.errors import (
 )
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 from tests.cli.shell import DEADLINE_S, Shell, wait_until
 
 PARTITIONS = 4

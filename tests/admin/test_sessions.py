@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan
-from marshal_py.admin.plans.membership import with_members, without_members
+from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan, with_members, without_members
 from marshal_py.admin.plans.operation import Terms
 from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.errors import AdminGaveUp, GroupDeleted, GroupMissing, MembersAlive

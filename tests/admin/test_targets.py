@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from marshal_py.admin.plans.operation import Author
-from marshal_py.admin.plans.position_resolver import resolve, target_of
+from marshal_py.admin.plans.position import resolve, target_of
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.cli.changes import seconds
 from marshal_py.client.values.position_text import Facts, Point, parse, parse_fixed, print_table

@@ -33,8 +33,7 @@ from marshal_py.protocol.wire.records import Leave, Topology
 from marshal_py.testing import MemoryCluster
 from marshal_py.testing.clock import marshals_of
 from marshal_py.transport.clock import SystemClock
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryConnection
+from marshal_py.transport.memory import MemoryConnection, MemoryTransport
 from tests.cli.shell import Shell
 from tests.support import wire
 from tests.support.written_log import WrittenLog

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from marshal_py.client.values.bounds import BOUNDS
+from marshal_py.client.values.options import BOUNDS
 from tests.support.client_fixtures import EmbeddedTestCluster, MemoryTestCluster, TestCluster, clusters
 
 

@@ -11,7 +11,7 @@ from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_source import KafkaSource
-from marshal_py.transport.memory_broker import MemoryMessage
+from marshal_py.transport.memory import MemoryMessage
 from marshal_py.transport.producer import KafkaProducer
 
 DEADLINE_S = 30.0

@@ -27,8 +27,7 @@ from marshal_py.errors import (
     UsedAfterFork,
 )
 from marshal_py.transport import settings
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 from tests.support.client_fixtures import (
     DEADLINE_S,
     EmbeddedTestCluster,

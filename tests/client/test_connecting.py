@@ -19,7 +19,7 @@ import marshal_py
 from marshal_py.errors import AccessDenied, AuthenticationFailed, ClusterUnreachable, HistoryTruncated, TlsMismatch
 from marshal_py.protocol.wire.records import Evict
 from marshal_py.transport import connection_errors, kafka
-from marshal_py.transport.memory_broker import MemoryMessage
+from marshal_py.transport.memory import MemoryMessage
 from marshal_py.transport.ports import Bounds
 from tests.support.broker_faults import fail_requests
 from tests.support.client_fixtures import DEADLINE_S, LOG, EmbeddedTestCluster, collect, joined, places, until

@@ -13,7 +13,7 @@ from marshal_py.client.delivery.prefetch import HandlingRate
 from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.claims.delivery import AtMostOnce, Grant
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.transport.memory_broker import MemoryMessage
+from marshal_py.transport.memory import MemoryMessage
 from marshal_py.transport.ports import DataSource
 from tests.support.client_fixtures import TestCluster, calm
 

@@ -11,8 +11,7 @@ import marshal_py
 from marshal_py import GroupConfig
 from marshal_py.errors import GroupMissing, InvalidOption
 from marshal_py.info import PriorityGroupState
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 from tests.support.client_fixtures import until
 
 CONFIG = GroupConfig(policy="members", max_members=2, members=["m1", "m2"])

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import pytest
 
 from marshal_py import AckNotConfirmed, aio
-from marshal_py.client.messages import handles
+from marshal_py.client.messages import message as handles
 from marshal_py.errors import HandleUnknown, MessageNotPickled, NeedsAtLeastOnce
 from marshal_py.testing import make_message
 from tests.support.client_fixtures import DEADLINE_S, INTERVAL_S, MemoryTestCluster, collect, joined, positions, until

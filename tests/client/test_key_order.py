@@ -20,8 +20,7 @@ from marshal_py.client.delivery.fetched_claims import positions_of
 from marshal_py.protocol.member.member_state import Ready
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import GroupConfig, StepDown
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 from tests.support.key_order import OrderJudge
 from tests.support.virtual_cluster import GROUP, INCARNATION, INTERVAL_MS, TOPIC, Client, VirtualCluster
 

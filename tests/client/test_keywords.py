@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from marshal_py import ConsumerOptions, GetRequest, GroupConfig, InvalidOption, Marshal, aio, connect
-from marshal_py.client.values.keywords import ConsumerKeywords, chosen
+from marshal_py.client.values.options import ConsumerKeywords, chosen
 from marshal_py.embedded import Broker, LogGuard
 from marshal_py.sql import AsyncGuard, Guard
 from tests.support.client_fixtures import MemoryTestCluster, joined

@@ -19,7 +19,7 @@ from marshal_py import Consumer, connect
 from marshal_py.client.driver import last_wills
 from marshal_py.client.driver.last_wills import FOR_GOOD, KEEP_S
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
-from marshal_py.last_will import connecting, death, rendezvous
+from marshal_py.last_will import connecting, death
 from marshal_py.last_will.connecting import WitnessConnection
 from marshal_py.last_will.messages import Register
 from marshal_py.last_will.witness import Witness
@@ -190,8 +190,8 @@ def test_a_witness_that_is_late_gets_the_session_all_the_same(
     """T19: a `marshal run` that is stopped for a while is not lost, and the Join says that there is one."""
     monkeypatch.setattr(last_wills, "READY_S", 0.01)
     ours, theirs = socket.socketpair()
-    monkeypatch.setenv(rendezvous.VARIABLE, "0:0:0")
-    monkeypatch.setattr(rendezvous, "connect", lambda: theirs)
+    monkeypatch.setenv(connecting.VARIABLE, "0:0:0")
+    monkeypatch.setattr(connecting, "connect", lambda: theirs)
     group = embedded.group()
     with embedded.connect() as marshal, joined(marshal, group, [embedded.topic()]) as consumer:
         assert embedded.accepted(group, Join)[0].witness == "marshal run"
@@ -249,7 +249,7 @@ def test_auto_says_why_it_cannot_use_a_marshal_run(
     embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """T19: to each consumer, with a way out; its Join names no witness."""
-    monkeypatch.setenv(rendezvous.VARIABLE, "99999:1:1")
+    monkeypatch.setenv(connecting.VARIABLE, "99999:1:1")
     topic, group = embedded.topic(2), embedded.group()
     with embedded.connect() as marshal, joined(marshal, group, [topic]) as first:
         until(lambda: [text for text in lost(first) if "pass_fds=[99999]" in text], "the first one is told")
@@ -267,7 +267,7 @@ def test_a_marshal_run_that_has_ended_does_not_come_back(
     """T19: one event, which says so; another text than for a witness that is started again."""
     monkeypatch.setattr(last_wills, "READY_S", 0.01)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    monkeypatch.setenv(rendezvous.VARIABLE, rendezvous.describe(theirs.fileno()))
+    monkeypatch.setenv(connecting.VARIABLE, connecting.describe(theirs.fileno()))
     with embedded.connect() as marshal, joined(marshal, embedded.group(), [embedded.topic()]) as consumer, theirs:
         assert not lost(consumer)
         ours.close()
@@ -297,9 +297,9 @@ def test_a_program_chooses_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """`marshal consume` and Spark's driver: a process of their own, unless there is a `marshal run`."""
     assert last_wills.of_program(SETTINGS) == "process"
     assert last_wills.of_program({**SETTINGS, "oauth_cb": print}) == "auto"
-    monkeypatch.setenv(rendezvous.VARIABLE, "99999:1:1")
+    monkeypatch.setenv(connecting.VARIABLE, "99999:1:1")
     assert last_wills.of_program(SETTINGS) == "process", "it cannot be reached"
-    monkeypatch.setattr(rendezvous, "descriptor", lambda: 0)
+    monkeypatch.setattr(connecting, "descriptor", lambda: 0)
     assert last_wills.of_program(SETTINGS) == "auto"
 
 

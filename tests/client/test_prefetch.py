@@ -33,8 +33,7 @@ from marshal_py.errors import PartitionError
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import settings
-from marshal_py.transport.memory import MemoryWriter
-from marshal_py.transport.memory_broker import MemoryMessage
+from marshal_py.transport.memory import MemoryMessage, MemoryWriter
 from tests.support.client_fixtures import calm, collect, joined, owns, places, until
 from tests.support.one_queue import BLOCK, OneQueueSource, OneQueueTestCluster
 

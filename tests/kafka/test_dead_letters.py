@@ -15,7 +15,7 @@ from marshal_py.errors import TopicRefused
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.stored import StoredMessage
 from marshal_py.topics.topic import Topic
-from marshal_py.transport import transactions
+from marshal_py.transport import producer as transactions
 from marshal_py.transport.kafka import KafkaTransport
 from tests.cli.shell import Shell
 from tests.support.kafka import Cluster

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from marshal_py.cli.app import app
-from marshal_py.last_will import connecting, rendezvous
+from marshal_py.last_will import connecting
 from marshal_py.last_will.runner import Runner, SignalProbe, in_words
 from marshal_py.protocol.wire.records import Leave, ReleasingPartition
 from marshal_py.transport import bare_producer
@@ -68,10 +68,10 @@ def test_a_signal_that_comes_before_the_command_is_started(before: tuple[str, ..
     """It ends `marshal run`, as process 1 too, and nothing is started."""
     script = """
 import os, signal
-from marshal_py.last_will import starting
-starting.hold()
+from marshal_py.last_will import connecting
+connecting.hold()
 os.kill(os.getpid(), signal.SIGTERM)
-starting.become(["echo", "started"])
+connecting.become(["echo", "started"])
 """
     words = [*before, sys.executable, "-c", script]
     done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT, start_new_session=True)
@@ -81,9 +81,9 @@ starting.become(["echo", "started"])
 def test_the_command_gets_the_signals_that_its_start_held() -> None:
     script = """
 import sys
-from marshal_py.last_will import starting
-starting.hold()
-starting.become([sys.executable, "-c", "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))"])
+from marshal_py.last_will import connecting
+connecting.hold()
+connecting.become([sys.executable, "-c", "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))"])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT)
     assert done.stdout == "set()\n"
@@ -249,20 +249,20 @@ def test_as_process_1_it_reaps_orphans() -> None:
 
 
 def test_a_process_finds_it_by_the_inherited_socket() -> None:
-    script = "from marshal_py.last_will import rendezvous; print(rendezvous.connect() is not None)"
+    script = "from marshal_py.last_will import connecting; print(connecting.connect() is not None)"
     assert run(sys.executable, "-c", script).stdout == "True\n"
 
 
 def test_a_descriptor_that_means_something_else_now_is_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program may have closed what it did not know, and opened a file in its place."""
-    assert not rendezvous.expected(), "the tests do not run under marshal run"
+    assert not connecting.expected(), "the tests do not run under marshal run"
     reader, writer = os.pipe()
-    monkeypatch.setenv(rendezvous.VARIABLE, rendezvous.describe(reader))
-    assert rendezvous.descriptor() is None, "no socket"
+    monkeypatch.setenv(connecting.VARIABLE, connecting.describe(reader))
+    assert connecting.descriptor() is None, "no socket"
     for value in ("", "x", "5", "5:6", f"{reader}:1:1", "99999:1:1"):
-        monkeypatch.setenv(rendezvous.VARIABLE, value)
-        with pytest.raises(rendezvous.Unusable, match="pass_fds"):
-            rendezvous.connect()
+        monkeypatch.setenv(connecting.VARIABLE, value)
+        with pytest.raises(connecting.Unusable, match="pass_fds"):
+            connecting.connect()
     os.close(reader)
     os.close(writer)
 
@@ -274,13 +274,13 @@ def test_what_was_not_read_before_the_command_ended_counts(monkeypatch: pytest.M
     runner = Runner(["never started"])
     fd = runner._theirs
     os.set_inheritable(fd, True)
-    script = CONSUMER.replace("socket.socket(fileno=int(sys.argv[1]))", "rendezvous.connect()")
+    script = CONSUMER.replace("socket.socket(fileno=int(sys.argv[1]))", "connecting.connect()")
     child = subprocess.Popen(
-        [sys.executable, "-c", "from marshal_py.last_will import rendezvous\n" + script],
+        [sys.executable, "-c", "from marshal_py.last_will import connecting\n" + script],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=(fd,),
-        env={**os.environ, rendezvous.VARIABLE: rendezvous.describe(fd)},
+        env={**os.environ, connecting.VARIABLE: connecting.describe(fd)},
     )
     assert child.stdout is not None
     assert child.stdout.readline() == b"ready\n"
@@ -298,20 +298,20 @@ def test_what_was_not_read_before_the_command_ended_counts(monkeypatch: pytest.M
 def test_connecting_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A `marshal run` that is stopped takes no connections; at some number of them there is no room for more."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    monkeypatch.setenv(rendezvous.VARIABLE, rendezvous.describe(theirs.fileno()))
+    monkeypatch.setenv(connecting.VARIABLE, connecting.describe(theirs.fileno()))
     made = []
 
     def fill() -> None:
         while True:
-            made.append(rendezvous.connect())
+            made.append(connecting.connect())
 
     with pytest.raises(OSError, match="has not taken"):
         fill()
     assert made
     for one in (*made, ours):
         one.close()
-    with pytest.raises(rendezvous.Unusable, match="has ended"):
-        rendezvous.connect()
+    with pytest.raises(connecting.Unusable, match="has ended"):
+        connecting.connect()
     theirs.close()
 
 

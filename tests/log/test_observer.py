@@ -11,8 +11,7 @@ from marshal_py.errors import CoordinationTopicMissing
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.wire.identity import TopicPartition, route
 from marshal_py.protocol.wire.records import Genesis, Heartbeat, Join, Leave
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 
 TOPIC = "__marshal"
 

@@ -42,7 +42,6 @@ NOT_EXECUTED = {
     "driver/loop.py": THREADS,
     "driver/standing.py": "sentences for people, and the end of a job that reads up to an end: " + NOT_YET,
     "exporter.py": "a server of metrics",
-    "joining.py": OPENS,
     "marshal.py": OPENS,
     "metrics.py": "figures for people",
     "process/process.py": THREADS,
@@ -51,9 +50,7 @@ NOT_EXECUTED = {
     "signals.py": SIGNALS,
     "sql_guard.py": "a database",
     "tracing.py": "spans around handlers",
-    "values/bounds.py": VALUES,
     "values/finished.py": "what a table has, which is another store",
-    "values/keywords.py": OPENS,
     "values/waits.py": VALUES,
 }
 

@@ -12,8 +12,7 @@ import marshal_py
 from marshal_py.errors import BatchRefused, ClaimLost, InvalidOption, PartitionsParked, PositionOutOfRange
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.spark import claimed_batches
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 from tests.spark.kafka_topic import MakeTopic, offsets_of
 from tests.support.client_fixtures import until as wait_for
 

@@ -29,8 +29,7 @@ from marshal_py.protocol.wire.identity import TopicPartition, route
 from marshal_py.protocol.wire.records import ClaimingMessages, Genesis, MessageRange, Record
 from marshal_py.testing import EmbeddedCluster, LocalCluster, MemoryCluster
 from marshal_py.transport.kafka import KafkaTransport
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryMessage
+from marshal_py.transport.memory import MemoryMessage, MemoryTransport
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG = "__marshal"

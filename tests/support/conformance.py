@@ -20,8 +20,7 @@ from marshal_py.errors import CoordinationTopicMissing, HistoryTruncated, TopicR
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 from marshal_py.transport.ports import (
     ALL_CAPABILITIES,
     Bounds,

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.transport.memory import MemorySource, MemoryTransport
-from marshal_py.transport.memory_broker import MemoryConnection, MemoryMessage
+from marshal_py.transport.memory import MemoryConnection, MemoryMessage, MemorySource, MemoryTransport
 from marshal_py.transport.ports import Chunk
 from tests.support.client_fixtures import MemoryTestCluster
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import marshal_py
-from marshal_py.client.values.bounds import BOUNDS
+from marshal_py.client.values.options import BOUNDS
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.kafka import KafkaLog, KafkaTransport
 from tests.support.journal import Journal
@@ -66,7 +66,7 @@ class Settings:
     die_at_grant: int = 0  # 1 = kill -9 between sending the first ClaimingMessages and reading it back; 0 = never
     die_after_write: bool = True  # whether this record is in the log when the process dies
     options: dict[str, Any] = field(default_factory=dict)  # of Marshal.consumer
-    bounds: dict[str, int] = field(default_factory=dict)  # of client/values/bounds.py
+    bounds: dict[str, int] = field(default_factory=dict)  # of client/values/options.py
     last_will: str = "off"
     plant: str = ""  # the mutant that is switched on in this process
 

@@ -6,8 +6,7 @@ from marshal_py.log.observer import Observer
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import HASH_NAME, NONE, TopicPartition, route
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, ClaimingPartition, Genesis, Join, Record, Topology
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 
 COORDINATION = "__marshal"
 INCARNATION = bytes(16)

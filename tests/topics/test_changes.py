@@ -9,8 +9,7 @@ import pytest
 
 import marshal_py
 from marshal_py.errors import AlreadyExists, BadRequest, InvalidOption, TopicMissing, TopicRefused
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from marshal_py.errors import BadRequest, InvalidOption, MessageNotFound, TopicM
 from marshal_py.topics.keys import PARTITIONERS
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.kafka import KafkaTransport
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 
 NAME = "users"
 T0 = 1_700_000_000_000

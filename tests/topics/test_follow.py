@@ -11,8 +11,7 @@ import pytest
 from marshal_py.errors import BadRequest
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.topic import Topic
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 
 NAME = "users"
 T0 = 1_700_000_000_000

@@ -24,8 +24,7 @@ from marshal_py.topics.request import MAX_BYTES_DEFAULT, GetRequest
 from marshal_py.topics.stored import StoredBatch, StoredMessage
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.kafka import KafkaTransport
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 from marshal_py.transport.producer import KafkaProducer
 
 T0 = 1_700_000_000_000

@@ -19,8 +19,7 @@ from marshal_py.topics import indexed_reads, key_index
 from marshal_py.topics.key_index import prefix_of
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.topic import Topic
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker, MemoryMessage
+from marshal_py.transport.memory import MemoryBroker, MemoryMessage, MemoryTransport
 
 NAME = "users"
 T0 = 1_700_000_000_000

@@ -9,8 +9,7 @@ import pytest
 
 from marshal_py.errors import BadRequest, TopicMissing, TopicRefused
 from marshal_py.topics.topic import Topic
-from marshal_py.transport.memory import MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 
 T0 = 1_700_000_000_000
 WHEN = datetime.fromtimestamp(T0 / 1000 + 3, UTC)

@@ -10,7 +10,7 @@ import pytest
 
 from marshal_py.errors import AccessDenied, ClusterUnreachable
 from marshal_py.transport import requests
-from marshal_py.transport.kafka_topics import SHOWN_ANSWERS, KafkaTopics
+from marshal_py.transport.kafka_admin import SHOWN_ANSWERS, KafkaTopics
 from marshal_py.transport.ports import TopicInfo
 
 OLD, NEW, GROWN = TopicInfo(1, "old"), TopicInfo(1, "new"), TopicInfo(3, "new")

@@ -12,8 +12,7 @@ from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import route
 from marshal_py.transport import settings
 from marshal_py.transport.kafka import KafkaLog
-from marshal_py.transport.memory import MemoryLog, MemoryTransport
-from marshal_py.transport.memory_broker import MemoryBroker
+from marshal_py.transport.memory import MemoryBroker, MemoryLog, MemoryTransport
 from marshal_py.transport.ports import LogRecord
 from marshal_py.transport.requests import SharedRequester
 

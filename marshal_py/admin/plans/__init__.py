@@ -2,15 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = (
-    "change",
-    "impact",
-    "membership",
-    "operation",
-    "pause",
-    "pause_lock",
-    "position",
-    "position_resolver",
-    "runner",
-    "sessions",
-)
+DOORS: Final = ("change", "impact", "operation", "pause", "position", "runner", "sessions")

@@ -14,11 +14,9 @@ import copy
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from marshal_py.admin.plans.change import check_changeable, check_shrink, exists, held_beyond, other_settings
-from marshal_py.admin.plans.membership import Edit
+from marshal_py.admin.plans.change import Edit, check_changeable, check_shrink, exists, held_beyond, other_settings
 from marshal_py.admin.plans.operation import USUAL, GroupContext, Terms
-from marshal_py.admin.plans.pause import name_of
-from marshal_py.admin.plans.pause_lock import busy, is_named
+from marshal_py.admin.plans.pause import busy, is_named, name_of
 from marshal_py.admin.plans.sessions import find_session
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.recreated_topics import RecreatedTopic
@@ -40,8 +38,8 @@ from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import (
+    EVICT_INTERVALS,
     PAUSE_MS_MAX,
     Move,
     Record,

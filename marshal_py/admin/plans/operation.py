@@ -22,8 +22,7 @@ from marshal_py.protocol.member.advisory import PROBE
 from marshal_py.protocol.time.failure_detector import FailureDetector
 from marshal_py.protocol.time.liveness import Liveness
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
-from marshal_py.protocol.wire.records import Evict, Note, Record
+from marshal_py.protocol.wire.records import EVICT_INTERVALS, Evict, Note, Record
 
 BY_BYTES_MAX: Final = 255  # of a text in a record (PROTOCOL.md 4.2)
 RUN_BYTES: Final = 4  # two runs of one person at one moment must tell their records apart
@@ -105,7 +104,7 @@ class GroupContext(NamedTuple):
 class Terms(NamedTuple):
     """The terms on which an operation runs. `reason`: in the user's words, in its records (M1). `token`: of a running
     pause to work in. `adopt`: one of the same person on the same machine (M2). `take_over`: it takes anybody's.
-    `duration_ms`: of a pause of its own unless renewed; None: pause_lock.default_ms. `patience_ms`: how long the
+    `duration_ms`: of a pause of its own unless renewed; None: pause.default_ms. `patience_ms`: how long the
     operation may take; None: `patience_of` the group."""
 
     reason: str = ""

@@ -31,7 +31,6 @@ from marshal_py.protocol.policy.restricted import listed, names, owner_of
 from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.fencing_token import Token
 from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
-from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import BEYOND_END, LAG_UNKNOWN, MODE_NAMES, RECREATED, GroupConfig
 from marshal_py.protocol.wire.subscription import names_of
 from marshal_py.transport.ports import TopicInfo
@@ -140,7 +139,7 @@ def silence(group: Group, extended_ms: Mapping[int, int], now_ms: float) -> dict
     found = {}
     for session in group.sessions.values():
         silent_ms = round(now_ms - extended_ms.get(session.id, now_ms))
-        if silent_ms > EVICT_INTERVALS * session.join.interval_ms + SKEW_MS:
+        if silent_ms > records.EVICT_INTERVALS * session.join.interval_ms + SKEW_MS:
             found[session.id] = silent_ms
     return found
 
@@ -370,7 +369,7 @@ def liveness(age_s: float | None, interval_s: float) -> str:
     "stale"."""
     if age_s is None:
         return "unknown"
-    return "fresh" if age_s < interval_s else "unknown" if age_s <= EVICT_INTERVALS * interval_s else "stale"
+    return "fresh" if age_s < interval_s else "unknown" if age_s <= records.EVICT_INTERVALS * interval_s else "stale"
 
 
 def partitions(group: Group) -> list[TopicPartition]:

@@ -25,8 +25,7 @@ from marshal_py.client.delivery.redelivery import Redelivering, due_count, redel
 from marshal_py.client.messages.acks import Delivered, DeliveryContext
 from marshal_py.client.messages.answers import Answers
 from marshal_py.client.messages.message import DecodedMessage, Message, Part
-from marshal_py.client.values.bounds import BOUNDS
-from marshal_py.client.values.options import ConsumerOptions
+from marshal_py.client.values.options import BOUNDS, ConsumerOptions
 from marshal_py.client.values.requests import message_bytes
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from marshal_py.client.delivery.buffers import Buffer
 from marshal_py.client.delivery.prefetch import SLOW_PER_S, HandlingRate
-from marshal_py.client.values.bounds import BOUNDS
+from marshal_py.client.values.options import BOUNDS
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtMostOnce
 from marshal_py.protocol.member.rebalance import GRANTS_AHEAD

@@ -20,12 +20,12 @@ from marshal_py.client.connection.context import Context
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.driver.loop import Loop
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
-from marshal_py.last_will import death, rendezvous
+from marshal_py.last_will import connecting, death
 from marshal_py.last_will.connecting import WitnessConnection, start_witness
 from marshal_py.last_will.kept_file import KeptFile
 from marshal_py.last_will.messages import Register
 from marshal_py.protocol.member.advisory import Advisory
-from marshal_py.protocol.wire.intervals import TRY_INTERVALS
+from marshal_py.protocol.wire.records import TRY_INTERVALS
 from marshal_py.protocol.wire.wills import LastWill
 from marshal_py.transport import settings
 
@@ -53,7 +53,7 @@ def check(choice: str, given: Mapping[str, Any], *, reachable: bool) -> str:
     if choice == "off":
         return ""
     if choice == "auto":  # one that cannot be used is an event of each consumer, not an error
-        return "run" if reachable and rendezvous.expected() else ""
+        return "run" if reachable and connecting.expected() else ""
     if why := death.unsupported():
         raise UnsupportedPlatform("last_will", f"this system: {why}", 'use last_will="off"')
     if not reachable:
@@ -72,7 +72,7 @@ def _calls(given: Mapping[str, Any]) -> str:
 def of_program(given: Mapping[str, Any]) -> str:
     """Returns the choice of a whole program: "process" where that works; "auto" with a `marshal run`, which exists
     already."""
-    if rendezvous.descriptor() is not None:
+    if connecting.descriptor() is not None:
         return "auto"
     try:
         return check("process", given, reachable=True)
@@ -174,7 +174,7 @@ class LastWills:
         try:
             self._connection = connection = WitnessConnection(self._source())
             connection.wait(READY_S)
-        except rendezvous.Unusable as error:
+        except connecting.Unusable as error:
             self._lose(str(error), for_good=True)
             return
         except (OSError, subprocess.SubprocessError) as error:
@@ -194,8 +194,8 @@ class LastWills:
         if self._kind == "process":
             return start_witness()
         if why := death.unsupported() or _calls(self._given):
-            raise rendezvous.Unusable(why)
-        return rendezvous.connect()
+            raise connecting.Unusable(why)
+        return connecting.connect()
 
     def _lose(self, why: str, *, for_good: bool = False) -> None:
         """Notes that there is no witness; another is started, or `marshal run` asked, after a pause, unless

@@ -12,8 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from marshal_py.client.connection.context import ForkedLock
 from marshal_py.client.messages.answers import Answers, check_delay, check_reason
-from marshal_py.client.values.bounds import BOUNDS
-from marshal_py.client.values.options import ConsumerOptions
+from marshal_py.client.values.options import BOUNDS, ConsumerOptions
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase, Spans, finished_spans, log_has, spans_of
 from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.fold.world import Group
@@ -81,7 +80,7 @@ class DeliveryContext:
         self.answers: Answers = answers
         self.delivered: int = 0
         self.lost_acks: LostAcks = LostAcks()
-        # Makes the handle of a message, with the lock held; set by the consumer (handles.py).
+        # Makes the handle of a message, with the lock held; set by the consumer (message.py).
         self.handle_of: Callable[[Any], bytes]
         # Checks that the caller may wait, acks, and waits until the log has accepted what the call returned; set by
         # the consumer (confirmations.py). A caller that is refused has acked nothing.

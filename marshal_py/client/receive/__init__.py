@@ -2,14 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = (
-    "confirmations",
-    "consume",
-    "consuming",
-    "demand",
-    "ending",
-    "intake",
-    "membership",
-    "receiving",
-    "seeking",
-)
+DOORS: Final = ("confirmations", "consume", "consuming", "demand", "ending", "membership", "receiving")

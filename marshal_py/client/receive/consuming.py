@@ -1,7 +1,7 @@
 """One `consume`, of either front: how its messages are received, how it ends, and what an error of a handler does.
 
 consume.py has a thread for the handler, async_consume.py a task. A ConsumeDemand decides when to ask the consumer's
-source for how many messages: refill.py counts, and the source answers from what librdkafka has fetched. What waits is
+source for how many messages: demand.py counts, and the source answers from what librdkafka has fetched. What waits is
 written as Steps (waits.py), which each front carries out. Nothing here runs on the thread that sends the heartbeats.
 """
 

@@ -2,16 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = (
-    "bounds",
-    "finished",
-    "group_config",
-    "info",
-    "keywords",
-    "options",
-    "position_text",
-    "reports",
-    "requests",
-    "retry",
-    "waits",
-)
+DOORS: Final = ("finished", "group_config", "info", "options", "position_text", "reports", "requests", "retry", "waits")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar
 
 from marshal_py.client.values import position_text
 from marshal_py.client.values.group_config import GroupConfig
@@ -396,3 +398,114 @@ def _within(option: str, value: float, least: float, most: float, reason: str) -
 def _whole(option: str, value: object, most: int, reason: str, least: int = 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidOption(option, value, f"a whole number from {least} to {most}: {reason}")
+
+
+# --- How much of a consumer is in flight inside the library: bounds that are no options, because no user needs others
+#
+# What users bound is memory (`prefetch_bytes`) and messages in work (`max_acks_pending`). Tests set lower values.
+
+
+@dataclass(slots=True)
+class Bounds:
+    """The bounds, in messages.
+
+    `unacked`: offsets tracked per partition; while there are so many, it is not fetched (D1). `prefetch`: taken from
+    librdkafka at once, which amortises the call, and delivered by a drain at most. `grant`: of a partition in one
+    grant, in at-most-once mode, however fast the handler is; with half of it a consumer of a million messages per
+    second waits for its grants for a sixth of the time.
+    """
+
+    unacked: int = 100_000
+    prefetch: int = 1_000
+    grant: int = 8_000
+
+
+BOUNDS: Final = Bounds()
+
+
+# --- Signatures that functions share. Most of all: the keyword arguments of `Marshal.consumer`
+#
+# There is one per field of ConsumerOptions, which has their defaults and bounds.
+#
+# Type checkers and editors know them by `ConsumerKeywords`, `inspect` and `help` by `explicit`. A test compares the two
+# with ConsumerOptions.
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+_FIELDS: Final = {field.name: field for field in dataclasses.fields(ConsumerOptions)}
+
+
+class ConsumerKeywords(TypedDict, total=False):
+    """The options of a consumer, except the deserializers, whose types decide those of its messages."""
+
+    delivery: Delivery
+    policy: str | None
+    member: str | None
+    group_config: GroupConfig | None
+    heartbeat_interval_s: float
+    max_claims: int | None
+    capacity: int
+    priority_group: str | None
+    priority: int
+    min_pending: int | None
+    min_ack_pending: int | None
+    fast_reclaim: bool
+    start: str | int
+    on_topic_recreated: OnTopicRecreated
+    handler_timeout_s: float
+    hand_over_timeout_s: float | None
+    release_behind_s: float | None
+    max_acks_pending: int | None
+    max_deliver: int | None
+    dead_letter_topic: str | None
+    prefetch_bytes: int
+    on_claim: OnClaim | None
+    on_revoking: OnRevoking | None
+    on_lost: OnLost | None
+    on_activated: OnActivity | None
+    on_deactivated: OnActivity | None
+    settings: Mapping[str, Any]
+
+
+def explicit(call: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a function with `**keywords`: its signature names each field of ConsumerOptions with its default."""
+    own = inspect.signature(call)
+    kept = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=field.type)
+        for name, field in _FIELDS.items()
+        if name not in own.parameters
+    ]
+    call.__signature__ = own.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]  # inspect reads it
+    return call
+
+
+def parameters_of(
+    verb: Callable[Concatenate[Any, P], object],
+) -> Callable[[Callable[Concatenate[S, ...], R]], Callable[Concatenate[S, P], R]]:
+    """Decorates a method with `*arguments, **named` that passes them to `verb`: its parameters are those of `verb`."""
+
+    def decorate(method: Callable[Concatenate[S, ...], R]) -> Callable[Concatenate[S, P], R]:
+        returns = inspect.signature(method).return_annotation
+        method.__signature__ = inspect.signature(verb).replace(return_annotation=returns)  # type: ignore[attr-defined]  # inspect reads it
+        return method
+
+    return decorate
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def chosen(verb: str, options: ConsumerOptions | None, keywords: Mapping[str, Any]) -> ConsumerOptions:
+    """Returns the options of a consumer: `options`, or the defaults, replaced by `keywords` where these are given.
+
+    `verb`: the calling method's name, for errors. Raises InvalidOption.
+    """
+    if options is not None and not isinstance(options, ConsumerOptions):
+        raise InvalidOption("options", options, "a ConsumerOptions")
+    check_names(verb, keywords)
+    return ConsumerOptions(**keywords) if options is None else dataclasses.replace(options, **keywords)

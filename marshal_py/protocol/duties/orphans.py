@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 from marshal_py.protocol.fold.world import Group, Session, World
 from marshal_py.protocol.time.liveness import HEARTBEATS_PER_INTERVAL, WaitClock
 from marshal_py.protocol.wire.identity import NONE, Instant
-from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
-from marshal_py.protocol.wire.records import BY_CHARS_MAX, Evict
+from marshal_py.protocol.wire.records import BY_CHARS_MAX, EVICT_INTERVALS, Evict
 
 EVICTS_MAX: Final = 100  # per tenth of an interval: thousands of dead sessions must not fill the producer's queue
 

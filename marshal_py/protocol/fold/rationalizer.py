@@ -37,11 +37,11 @@ from marshal_py.protocol.wire.codec import (
     open_envelope,
 )
 from marshal_py.protocol.wire.identity import HASH_NAME, NONE, TopicPartition, route
-from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
     COUNT_MAX,
+    EVICT_INTERVALS,
     GRANT_OFFSETS_MAX,
     ClaimingMessages,
     ClaimingPartition,

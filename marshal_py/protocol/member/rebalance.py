@@ -23,10 +23,10 @@ from marshal_py.protocol.member.topology import Topics
 from marshal_py.protocol.time.failure_detector import FailureDetector
 from marshal_py.protocol.time.liveness import SENT_KEPT
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
-from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
 from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
     BY_CHARS_MAX,
+    EVICT_INTERVALS,
     GRANT_OFFSETS_MAX,
     HEARTBEAT_ENTRIES_MAX,
     ClaimingMessages,

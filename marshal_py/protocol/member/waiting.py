@@ -18,8 +18,7 @@ from marshal_py.protocol.policy import candidate_order, restricted
 from marshal_py.protocol.policy.restricted import listed, names
 from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
-from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
-from marshal_py.protocol.wire.records import Join
+from marshal_py.protocol.wire.records import EVICT_INTERVALS, Join
 from marshal_py.protocol.wire.subscription import consumed
 
 NAMED_MAX: Final = 3  # how many consumers a text names

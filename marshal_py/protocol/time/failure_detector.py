@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from marshal_py.protocol.fold.world import Group, Partition, Session, Topic
 from marshal_py.protocol.time.liveness import WaitClock
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
-from marshal_py.protocol.wire.intervals import EVICT_INTERVALS
+from marshal_py.protocol.wire.records import EVICT_INTERVALS
 
 
 class FailureDetector:

@@ -439,3 +439,10 @@ def beyond_end(position: int, end: int) -> str:
 def parked_text(group: str, tp: TopicPartition, reason: str, detail: str = "") -> str:
     """Returns, for people, why a partition is parked and what to do, as `parked_error` does."""
     return f"{reason}: {parked_error(group, tp, reason, detail=detail)}"
+
+
+# --- How many heartbeat intervals something takes, as the fold, members, witnesses and admins all count
+
+
+EVICT_INTERVALS: Final = 2  # after so many of its intervals without a sign of life a session may be evicted (F3.2)
+TRY_INTERVALS: Final = EVICT_INTERVALS  # how long a witness tries to publish: then others have waited long enough (T4)

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("archives", "pictures", "replays", "reports")
+DOORS: Final = ("archives", "replays", "reports")

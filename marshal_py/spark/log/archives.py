@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession, Window, functions
 from marshal_py.client.values.options import COORDINATION_TOPIC
 from marshal_py.errors import InvalidOption, LogGap, TopicRecreated
 from marshal_py.protocol.wire.records import Genesis
-from marshal_py.spark.log.log_sources import TopicSource, root_of
+from marshal_py.spark.log.log_tables import TopicSource, root_of
 from marshal_py.spark.log.replays import find_root
 from marshal_py.spark.stream.options import as_options
 from marshal_py.transport.ports import Bounds
