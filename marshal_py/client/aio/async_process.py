@@ -9,18 +9,17 @@ import time
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Final, Generic, Self
+from typing import Any, Final, Self
 
 from marshal_py.client.aio.async_consume import AsyncConsumeContext
 from marshal_py.client.aio.event_loop import EventLoop
 from marshal_py.client.connection.context import Context
 from marshal_py.client.messages.message import Message
-from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing
+from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing, Running
 from marshal_py.client.process.settings import AsyncBatchHandler, AsyncHandler
 from marshal_py.client.process.worker_processes import answered
 from marshal_py.client.receive.consuming import Handler
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
-from marshal_py.client.values.info import LaneInfo, ProcessStats
 from marshal_py.client.values.requests import check_timeout, check_wait
 from marshal_py.errors import InvalidOption, ReentrantCall
 from marshal_py.transport.serialization import K_co, V_co
@@ -29,7 +28,7 @@ HANDLES: Final = "marshal-process-handler"  # names the tasks
 TURN_S: Final = 0.005  # how long handlers that do not wait keep other tasks from running
 
 
-class AsyncProcess(Generic[K_co, V_co]):
+class AsyncProcess(Running[K_co, V_co]):
     """Runs handlers for `AsyncConsumer.process` until it is stopped or drained, or the consumer ends.
 
     It is an asynchronous context manager: leaving it stops it. The consumer itself goes on, and keeps its claims.
@@ -57,7 +56,7 @@ class AsyncProcess(Generic[K_co, V_co]):
         self._turning = False  # all tasks wait for the next turn
         self._drained = False
         self._patience_s = LEAVE_TIMEOUT_S  # for handlers that run when it ends
-        self._ended = asyncio.Event()
+        self._ended: asyncio.Event = asyncio.Event()
 
     def start(self) -> None:
         """Begins to receive, and to handle."""
@@ -68,29 +67,6 @@ class AsyncProcess(Generic[K_co, V_co]):
             self._processing.detach(refused=True)
             raise
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="marshal-process")
-
-    def __repr__(self) -> str:
-        return f"AsyncProcess({self._receiving!r})"
-
-    # --- looking
-
-    @property
-    def closed(self) -> bool:
-        """Returns whether it has ended, and its handlers have returned, or had no more time for it."""
-        return self._ended.is_set()
-
-    @property
-    def error(self) -> BaseException | None:
-        """Returns what ended it: what a handler or the key function raised, or the error that ended the consumer."""
-        return self._processing.error or self._receiving.error
-
-    def stats(self) -> ProcessStats:
-        """Returns how many messages are where now, and how many were answered how."""
-        return self._processing.stats()
-
-    def lanes(self) -> list[LaneInfo]:
-        """Returns the lanes with unfinished messages, by topic, partition and offset."""
-        return self._processing.lanes()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until it has ended, at most `timeout_s` seconds (None: any time), as `Process.wait` does: so once it is

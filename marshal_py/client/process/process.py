@@ -6,16 +6,15 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Generic, Self
+from typing import Any, Final, Self
 
 from marshal_py.client.connection.context import Context
 from marshal_py.client.messages.message import Message
-from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing
+from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing, Running
 from marshal_py.client.process.worker_processes import NOT_BEGUN, Answer, Work, WorkerProcess, answered
 from marshal_py.client.receive.consume import ConsumeContext
 from marshal_py.client.receive.consuming import Handler
 from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
-from marshal_py.client.values.info import LaneInfo, ProcessStats
 from marshal_py.client.values.requests import check_timeout, check_wait
 from marshal_py.errors import ReentrantCall
 from marshal_py.transport.serialization import K_co, V_co
@@ -23,7 +22,7 @@ from marshal_py.transport.serialization import K_co, V_co
 START_AGAIN_S: Final = 0.5  # before a worker process is started again which could not begin
 
 
-class Process(Generic[K_co, V_co]):
+class Process(Running[K_co, V_co]):
     """Runs handlers for `Consumer.process` until it is stopped or drained, or the consumer ends.
 
     It is a context manager: leaving it stops it. The consumer itself goes on, and keeps its claims.
@@ -45,7 +44,7 @@ class Process(Generic[K_co, V_co]):
         self._receiver: threading.Thread | None = None
         self._drained = False
         self._patience_s = LEAVE_TIMEOUT_S  # for handlers that run when it ends
-        self._ended = threading.Event()
+        self._ended: threading.Event = threading.Event()
         workers = range(processing.settings.workers)
         self._workers = [
             threading.Thread(target=self._work, name=f"marshal-process-{number}", daemon=True) for number in workers
@@ -68,29 +67,6 @@ class Process(Generic[K_co, V_co]):
             self._receiving.stop()
             self._processing.close()
             raise
-
-    def __repr__(self) -> str:
-        return f"Process({self._receiving!r})"
-
-    # --- looking
-
-    @property
-    def closed(self) -> bool:
-        """Returns whether it has ended, and its handlers have returned, or had no more time for it."""
-        return self._ended.is_set()
-
-    @property
-    def error(self) -> BaseException | None:
-        """Returns what ended it: what a handler or the key function raised, or the error that ended the consumer."""
-        return self._processing.error or self._receiving.error
-
-    def stats(self) -> ProcessStats:
-        """Returns how many messages are where now, and how many were answered how."""
-        return self._processing.stats()
-
-    def lanes(self) -> list[LaneInfo]:
-        """Returns the lanes with unfinished messages, by topic, partition and offset."""
-        return self._processing.lanes()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until it has ended, at most `timeout_s` seconds (None: any time). Returns whether it has.

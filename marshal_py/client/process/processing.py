@@ -8,6 +8,7 @@ Release waits for it. It stays in its lane while its partition is about to move,
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import random
@@ -32,7 +33,7 @@ from marshal_py.client.messages.message import (
 )
 from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
 from marshal_py.client.process.settings import Settings, outcomes_of
-from marshal_py.client.receive.consuming import report_failure
+from marshal_py.client.receive.consuming import Consuming, report_failure
 from marshal_py.client.receive.receiving import Receiving
 from marshal_py.client.values.info import HandlerTimes, LaneInfo, ProcessStats
 from marshal_py.client.values.retry import Reject, Retry
@@ -600,3 +601,32 @@ def _described(lane: Lane) -> LaneInfo:
     state = "working" if lane.working is not None else "retrying" if lane.blocked else "ready"
     first = lane.working or (lane.parked[0] if lane.blocked else lane.waiting[0])
     return LaneInfo(first.topic, first.partition, lane.key.key, first.offset, len(lane.waiting), state)
+
+
+class Running(Generic[K_co, V_co]):
+    """What programs ask a `process` of either front."""
+
+    _processing: Processing[K_co, V_co]
+    _receiving: Consuming[K_co, V_co]
+    _ended: threading.Event | asyncio.Event
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._receiving!r})"
+
+    @property
+    def closed(self) -> bool:
+        """Returns whether it has ended, and its handlers have returned, or had no more time for it."""
+        return self._ended.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Returns what ended it: what a handler or the key function raised, or the error that ended the consumer."""
+        return self._processing.error or self._receiving.error
+
+    def stats(self) -> ProcessStats:
+        """Returns how many messages are where now, and how many were answered how."""
+        return self._processing.stats()
+
+    def lanes(self) -> list[LaneInfo]:
+        """Returns the lanes with unfinished messages, by topic, partition and offset."""
+        return self._processing.lanes()

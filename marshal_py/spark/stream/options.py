@@ -214,9 +214,9 @@ def number(options: Mapping[str, str], name: str, default: float, least: float) 
     return value
 
 
-def flag(options: Mapping[str, str], name: str, default: bool = False) -> bool:
+def flag(options: Mapping[str, str], name: str) -> bool:
     """Returns True or False, as the option `name` says. Raises InvalidOption if its text is neither true nor false."""
-    value = options.get(name, "true" if default else "false").lower()
+    value = options.get(name, "false").lower()
     if value not in ("true", "false"):
         raise InvalidOption(name, options.get(name), "true or false")
     return value == "true"
