@@ -19,7 +19,7 @@ try:
 except SystemExit:
     pass
 print(*sorted(name for name in sys.modules if name.startswith("marshal_py.cli.")), sep=" ", file=sys.stderr)
-print("confluent_kafka" in sys.modules, "rich" in sys.modules, file=sys.stderr)
+print(*(name in sys.modules for name in ("confluent_kafka", "rich", "marshal_py.client.consumer")), file=sys.stderr)
 """
 
 
@@ -35,13 +35,18 @@ def test_the_line_of_a_command_is_the_first_sentence_of_its_help(name: str) -> N
 
 
 def test_the_help_imports_no_command() -> None:
-    assert imported("--help") == ["marshal_py.cli.app", "False False"]
+    assert imported("--help") == ["marshal_py.cli.app", "False False False"]
 
 
 def test_a_command_imports_no_other() -> None:
     modules, _ = imported("pause", "--help")
     assert "marshal_py.cli.pause" in modules.split()
     assert {"marshal_py.cli.state", "marshal_py.cli.get", "marshal_py.cli.spark"}.isdisjoint(modules.split())
+
+
+def test_the_exporter_does_without_the_client() -> None:
+    """It runs all the time, so its memory counts."""
+    assert imported("exporter", "--help")[1] == "True False False"
 
 
 def test_the_help_fits_a_terminal_and_shows_every_command() -> None:
