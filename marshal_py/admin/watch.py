@@ -243,10 +243,13 @@ class Watch:
         world = observer.worlds[record.log]
         group = world.groups.get(verdict.group)
         advisories = self._advisories.get(record.log)
+        if group is not None:
+            self._rate.read(group, verdict, record.timestamp_ms)
+        if self._states:  # which count nothing
+            return
         if advisories is None:
             self._advisories[record.log] = Advisories(world)
         if group is not None:
-            self._rate.read(group, verdict, record.timestamp_ms)
             told = advisories.read(group, verdict, record.timestamp_ms) if advisories is not None else ()
             if self._followed_ms or not self._in_cluster:  # else another start would count the last minute again
                 self.tally(group.name).read(group, verdict, record.timestamp_ms, told)
