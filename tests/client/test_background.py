@@ -227,7 +227,7 @@ def test_what_ends_the_thread_is_a_named_error_in_every_verb(
         verbs[verb]()
     assert message.ack() is False
     assert "SystemExit" in marshal.waiting_for
-    assert marshal.metrics().consumers == []
+    until(lambda: not marshal.metrics().consumers, "the thread has ended its consumers")
     consumer.stop()
     with pytest.raises(ConsumerClosed):
         consumer.fetch()
