@@ -109,6 +109,9 @@ class Torture:
         self._down: int | None = None  # the broker that is killed or frozen: two of three must stay in sync
 
     def run(self, run: ProcessScenario, seconds: float) -> Outcome:
+        limit_s = self.row.worker.get("options", {}).get("handler_timeout_s")
+        if limit_s is not None:  # a hand-over waits no longer for a handler
+            run.evidence.hand_over_intervals = int(limit_s / INTERVAL_S)
         run.produce(per_second=PER_SECOND)
         self._names = run.start_workers(WORKERS, bootstrap=self._through)
         run.wait(lambda: run.all_owned(PARTITIONS), "every partition has an owner")

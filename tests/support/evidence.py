@@ -90,6 +90,7 @@ class Evidence:
     lives: dict[str, Life] = field(default_factory=dict)  # by client
     reports: list[ToolReport] = field(default_factory=list)
     forged: set[tuple[int, int]] = field(default_factory=set)  # (log, offset) that a raw producer wrote
+    hand_over_intervals: int | None = None  # so long a hand-over waits for handlers, if the run limits it
     settled: dict[int, int] = field(default_factory=dict)  # log -> end when all had healed and all should be done
 
 

@@ -159,6 +159,8 @@ def _log(evidence: Evidence, number: int, root: bytes, count: int) -> neutral.Ev
         settled=evidence.settled.get(number),
         acted_to={life.client: -1 for life in lives if life.exit_code != CLEAN},
     )
+    if evidence.hand_over_intervals is not None:
+        found.hand_over_intervals = evidence.hand_over_intervals
     values, appended_ms, read_ms = [], [], []
     for record in evidence.logs[number]:
         found.gaps.update(range(len(values), record.offset))
