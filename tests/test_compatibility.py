@@ -55,10 +55,12 @@ def surface() -> Surface:
     made = {name for words in names.values() for name in words} - {*names["marshal_py.errors"]}
     calls: dict[str, list[str]] = {}
     for home, one in public_objects(*PUBLIC_MODULES).items():
-        inner = vars(one).items() if inspect.isclass(one) else [("", one)]
+        inner = inspect.getmembers_static(one) if inspect.isclass(one) else [("", one)]  # also what is inherited
         for name, value in inner:
             function = getattr(value, "__func__", value)
-            if not inspect.isfunction(function) or (name.startswith("_") and name != "__init__"):
+            if not inspect.isfunction(function) or not function.__module__.startswith("marshal_py"):
+                continue
+            if name.startswith("_") and name != "__init__":
                 continue
             if name != "__init__" or one.__name__ in made:  # other classes are only returned
                 parameters = [each for each in inspect.signature(function).parameters if each not in ("self", "cls")]
