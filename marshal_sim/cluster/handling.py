@@ -87,9 +87,8 @@ def draw_settings(environment: ClientEnvironment, number: int, driver: ConsumerD
         evidence.follows.add(number)
     name, options = driver.member.name, driver.options
     batch = BATCHES[number % len(BATCHES)]
-    return check_settings(
-        name, options, workers, order, None, unkeyed, None, Exception, after, window, batch, BATCH_WAIT_S
-    )
+    waits = {} if batch is None else {"batch_wait_s": BATCH_WAIT_S}
+    return check_settings(name, options, workers, order, None, unkeyed, None, Exception, after, window, batch, **waits)
 
 
 def _lane_of(order: Order | None, unkeyed: Unkeyed) -> Callable[[int], Hashable]:
