@@ -247,7 +247,12 @@ class Observer:
         if back:
             world = replay.oldest_world(self._reader.log, log, root, bounds)
         else:
-            world = replay.open_world(self._reader.log, log, root, bounds, at)
+            try:
+                world = replay.open_world(self._reader.log, log, root, bounds, at)
+            except HistoryTruncated:  # `at` lies before the oldest snapshot that is left
+                if at is None:
+                    raise
+                world = replay.open_world(self._reader.log, log, root, bounds)
         self.worlds[log], self._next[log] = world, world.next_offset
         if bounds.first and back:
             self.began[log] = world.next_offset
