@@ -76,7 +76,8 @@ def test_following_shows_what_happens(shell: Shell, billing: str) -> None:
         for _ in range(3):  # `timeout -s INT` sends two at once, and they may come while it closes its connections
             child.send_signal(signal.SIGINT)
         _, trouble = child.communicate(timeout=DEADLINE_S)
-    assert (child.returncode, trouble) == (0, "")
+    assert child.returncode == 0
+    assert not trouble or trouble.endswith("waiting for its first consumer\n"), "it may look before the consumer joins"
     joined = next(line for line in lines if line["kind"] == "joined")
     assert joined["client_id"] == "newcomer"
     assert {line["kind"] for line in lines} <= {"joined", "topology", "activated", "claimed"}
