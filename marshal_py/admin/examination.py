@@ -126,8 +126,8 @@ class Examination:
         yield Check(
             "root", "ok", f"incarnation {root.incarnation.hex()}, {root.partitions} logs, protocol {root.protocol}"
         )
-        if (count or 0) > root.partitions:
-            surplus = (count or 0) - root.partitions
+        if count is not None and count > root.partitions:
+            surplus = count - root.partitions
             yield Check("partitions", "ok", f"{surplus} beyond the root's {root.partitions} are not used")
         study = Study(clock(), clock)
         watch = Watch(lambda: observer, in_cluster=count is not None, states=True, listen=study.read)

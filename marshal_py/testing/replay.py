@@ -125,7 +125,8 @@ def replay(
 ) -> Replay:
     """Calls `handler` with every delivery to a group that a dump shows, in order, and says where it ended otherwise.
 
-    - `dump`: a file that `marshal log dump` wrote. Its log is folded, and members' digests in it are compared.
+    - `dump`: a file that `marshal log dump` or `marshal bundle` wrote. Its log is folded, and members' digests in it
+      are compared, unless a bundle has left words out.
     - `handler`: is called with each message. It answers as in a consumer; if it returns without an answer, the message
       counts as finished, and as given back if it raises. A class is instantiated once per session, like a process:
       what an instance remembers is lost with its session. None only folds.
@@ -137,13 +138,16 @@ def replay(
     Raises FileUnusable for a dump that is damaged or whose fold disagrees with its members, InvalidOption for a group
     that it does not show, and what reading the topic raises.
     """
+    topics = [topic] if isinstance(topic, Topic) else topic
+    for one in topics:
+        if not isinstance(one, Topic):
+            raise InvalidOption("topic", one, "what marshal.topic(name) returns, or a list of such")
     path = Path(dump)
     header, transport = memory_transport(path)
     with Observer(transport, header.topic) as observer:
         name = group or header.group or _only_group(observer)
-        reading = _read(observer, name, str(path))
+        reading = _read(observer, name, "" if header.about.get("left_out") else str(path))
     found = Replay(name, reading.events(), reading.digest, reading.digests)
-    topics = [topic] if isinstance(topic, Topic) else topic
     contents = None if messages is None and not topics else _contents(found.deliveries, topics, messages)
     if handler is not None:
         _call(found.deliveries, handler, contents, MODES[reading.mode])
@@ -155,36 +159,48 @@ def _call(
 ) -> None:
     """Calls the handler, or its session's instance, with each delivery that has a message."""
     instances: dict[int, Handler] = {}
-    for one in deliveries:
-        content = None if contents is None else contents.get(one.place)
-        if contents is not None and content is None:
-            continue
-        message = make_message(
-            b"" if content is None else content.value,
-            key=None if content is None else content.key,
-            topic=one.topic,
-            partition=one.partition,
-            offset=one.offset,
-            headers=() if content is None else content.headers,
-            timestamp_ms=one.time_ms if content is None else content.timestamp,
-            delivery=mode,
-            delivery_count=one.delivery_count if mode == "at_least_once" else 1,
-            epoch=one.epoch,
-        )
-        call = handler
-        if isinstance(handler, type):
-            if one.session not in instances:
-                instances[one.session] = handler()
-            call = instances[one.session]
-        try:
-            result = call(message)
-            if inspect.iscoroutine(result):
-                asyncio.run(result)
-        except Exception as error:
-            one.replayed, one.error = "dead_letter" if isinstance(error, Reject) else "given_back", error
-        else:
-            verbs = message.verbs
-            one.replayed = "dead_letter" if "term" in verbs else "given_back" if "nak" in verbs else "finished"
+    with asyncio.Runner() as runner:
+        for one in deliveries:
+            _deliver(one, handler, instances, contents, mode, runner)
+
+
+def _deliver(
+    one: Delivery,
+    handler: Handler | type[Any],
+    instances: dict[int, Handler],
+    contents: dict[Place, Content] | None,
+    mode: Mode,
+    runner: asyncio.Runner,
+) -> None:
+    content = None if contents is None else contents.get(one.place)
+    if contents is not None and content is None:
+        return
+    message = make_message(
+        b"" if content is None else content.value,
+        key=None if content is None else content.key,
+        topic=one.topic,
+        partition=one.partition,
+        offset=one.offset,
+        headers=() if content is None else content.headers,
+        timestamp_ms=one.time_ms if content is None else content.timestamp,
+        delivery=mode,
+        delivery_count=one.delivery_count if mode == "at_least_once" else 1,
+        epoch=one.epoch,
+    )
+    call = handler
+    if isinstance(handler, type):
+        if one.session not in instances:
+            instances[one.session] = handler()
+        call = instances[one.session]
+    try:
+        result = call(message)
+        if inspect.iscoroutine(result):
+            runner.run(result)
+    except Exception as error:
+        one.replayed, one.error = "dead_letter" if isinstance(error, Reject) else "given_back", error
+    else:
+        verbs = message.verbs
+        one.replayed = "dead_letter" if "term" in verbs else "given_back" if "nak" in verbs else "finished"
 
 
 def _only_group(observer: Observer) -> str:
@@ -196,7 +212,8 @@ def _only_group(observer: Observer) -> str:
 
 
 def _read(observer: Observer, name: str, path: str) -> Reading:
-    """Folds the group's log from its beginning, or from the oldest snapshot, and returns what it shows."""
+    """Folds the group's log from its beginning, or from the oldest snapshot, and returns what it shows. `path`: for
+    errors; "" if words of records were left out, so that digests differ."""
     for log in observer.logs_of(name):
         world, records = observer.history(log)
         reading = Reading(name, world, path)
@@ -283,7 +300,7 @@ class Reading:
 
     def _compare(self, digest: Checkpoint | None, offset: int) -> None:
         found = None if digest is None else self._world.digests_at(self._name, digest.at)
-        if digest is None or found is None or digest.fold != FOLD_VERSION:
+        if digest is None or found is None or digest.fold != FOLD_VERSION or not self._path:
             return
         if found != (digest.state, digest.chain):
             raise FileUnusable(
@@ -431,7 +448,11 @@ def _contents(
 
 def _lines(path: Path) -> Iterator[Content]:
     decoder = msgspec.json.Decoder(Line)
-    with path.open("rb") as lines:
+    try:
+        lines = path.open("rb")
+    except OSError as error:
+        raise FileUnusable(str(path), f"it cannot be read: {error.strerror}") from error
+    with lines:
         for number, line in enumerate(lines, 1):
             try:
                 read = decoder.decode(line)

@@ -173,6 +173,17 @@ def test_at_most_once(memory: MemoryCluster, tmp_path: Path) -> None:
     assert [one.offset for one in lost][:2] == taken, "at least these, and what else it had been granted"
 
 
+def test_a_bundle_without_words_has_no_digests_to_compare(
+    memory: MemoryCluster, incident: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "bundle"
+    with Observer(memory._transport(), "__marshal") as observer, path.open("wb") as out:
+        archive.dump(observer, out, "billing", about={"left_out": 1})
+    assert replay(incident).digests > 0
+    found = replay(path)
+    assert (brief(found.deliveries), found.digests) == (SHOWN, 0)
+
+
 def test_wrong_input(memory: MemoryCluster, incident: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="a group of the dump"):
         replay(incident, group="other")
@@ -182,6 +193,10 @@ def test_wrong_input(memory: MemoryCluster, incident: Path, tmp_path: Path) -> N
         replay(dump(memory, tmp_path / "all", None))
     with pytest.raises(FileUnusable):
         replay(tmp_path / "missing")
+    with pytest.raises(FileUnusable, match="it cannot be read: No such file"):
+        replay(incident, print, messages=tmp_path / "missing")
+    with pytest.raises(InvalidOption, match=r"marshal\.topic"):
+        replay(incident, topic="orders")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, AT_MOST_ONCE])
