@@ -87,6 +87,9 @@ class KafkaLog:
         self._errors = ConnectionErrors(given)
         self._too_large_bytes = 0  # size of the smallest record that the cluster refused as too large; 0 if none
         self._followed: dict[int, int] = {}  # log -> next offset
+        self._last: dict[int, LogRecord] = {}  # log -> the last record that was read
+        self._again: dict[int, LogRecord] = {}  # the same, where it is read again
+        self._cut: set[int] = set()  # logs of which it was not there any more
         self._to_follow: dict[int, int] = {}  # requested; the polling thread passes it on to the client
         self._wake_lock = threading.Lock()  # released to wake a thread that waits because nothing is followed yet
         self._wake_lock.acquire()
@@ -133,8 +136,15 @@ class KafkaLog:
             self._next_consumer = _in_thread(lambda: self._connected({**self._reader, **extra}))
         elif coming is not None and coming.done():
             self._next_consumer = None
+            if coming.exception() is not None:  # a machine without threads or descriptors: the old one reads on
+                self._gathers = not self._gathers
+                return
             old, self._consumer = self._consumer, coming.result()
-            self._consumer.assign([KafkaPartition(self.topic, log, at) for log, at in self._followed.items()])
+            # It begins with the last record that was read, to see whether the log was cut and has grown again:
+            # librdkafka compares leader epochs (KIP-320) only with what a client has read itself.
+            self._again = dict(self._last)
+            starts = {**self._followed, **{log: last.offset for log, last in self._again.items()}}
+            self._consumer.assign([KafkaPartition(self.topic, log, at) for log, at in starts.items()])
             _in_thread(old.close)
 
     def _connected(self, reader: settings.Settings) -> Consumer:
@@ -156,6 +166,9 @@ class KafkaLog:
         if log in self._followed:
             self._consumer.incremental_unassign([at])
         self._followed[log] = offset
+        self._last.pop(log, None)
+        self._again.pop(log, None)
+        self._cut.discard(log)
         self._consumer.incremental_assign([at])
 
     def poll(self, timeout_s: float) -> list[LogRecord]:
@@ -186,12 +199,30 @@ class KafkaLog:
             log, offset = message.partition(), message.offset()
             assert log is not None
             assert offset is not None
-            self._followed[log] = offset + 1
-            value = message.value()
-            records.append(LogRecord(log, offset, value, message.timestamp()[1], message.key()))
+            record = LogRecord(log, offset, message.value(), message.timestamp()[1], message.key())
+            if self._again and not self._continues(record):
+                continue
+            self._followed[log], self._last[log] = offset + 1, record
+            records.append(record)
         if records:
             self._errors.succeed(READ)
         return records
+
+    def _continues(self, record: LogRecord) -> bool:
+        """Returns whether a record follows what was read; not the record that is read again, nor any of a log that was
+        cut."""
+        last = self._again.get(record.log)
+        if last is None:
+            return True
+        if record.log in self._cut:
+            return False
+        if record == last or record.offset > last.offset:  # beyond it: it is deleted
+            del self._again[record.log]
+            return record != last
+        found = "a log that was cut below it, and has grown again"
+        self._broken.append(TopicRecreated(record.log, f"offset {last.offset}", found))
+        self._cut.add(record.log)
+        return False
 
     def _handle_events(self) -> None:
         """Handles the results of earlier appends and requests. Retries reads that failed. Never waits."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from marshal_py.errors import TopicRecreated
+from marshal_py.transport.kafka import KafkaTransport
 from tests.client.test_bad_logs import ends_with
 from tests.kafka.test_snapshots import GROUP, CoordinationLog
 from tests.support.brokers import JvmNodes
@@ -20,6 +22,7 @@ from tests.support.client_fixtures import collect, joined, places, until
 from tests.support.kafka import Cluster
 
 LOST_RECORDS = 8
+READ_S = 30.0
 GROWN_MESSAGES = 4
 QUICKLY_BACK = {"broker.session.timeout.ms": "2000"}  # a killed node may register again when its session has expired
 
@@ -67,6 +70,26 @@ def test_a_coordination_log_that_lost_its_tail_stops_a_consumer_that_had_read_it
     log.fill(data, b"3")
     with log.connect("b") as marshal, joined(marshal, GROUP, [data]) as consumer:
         assert places(collect(consumer, 1))[-1:] == [(0, 3)]
+
+
+def test_the_client_that_reads_instead_of_another_notices_what_is_lost(nodes: JvmNodes, log: CoordinationLog) -> None:
+    """L8, although it has read nothing itself: it reads the last record again."""
+    for _ in range(2 * LOST_RECORDS):
+        log.grow(1)
+    end = log.bounds().end
+    reader = KafkaTransport(log.servers, READ_S).log(log.name, "reader")
+    try:
+        reader.follow(0, 0)
+        until(lambda: any(record.offset == end - 1 for record in reader.poll(0.1)), "it has read all")
+        nodes.lose_tail(1, log.name, 0, end - LOST_RECORDS)
+        for _ in range(4 * LOST_RECORDS):
+            log.grow(1)
+        reader._next_consumer = Future()
+        reader._next_consumer.set_result(reader._connected(reader._reader))
+        with pytest.raises(TopicRecreated, match="a log that was cut below it"):
+            until(lambda: any(record.offset >= end for record in reader.poll(0.1)), "it reads on")
+    finally:
+        reader.close(0.0)
 
 
 def test_a_partition_that_lost_what_was_read_stops_until_its_position_is_set(
