@@ -63,11 +63,14 @@ def consume(servers: str, topic: str, group: str, handler_ms: int, path: str) ->
     ):
         ended = threading.Event()
 
+        def note() -> None:
+            for event in consumer.events():
+                if event.kind in ("claimed", "amo_lost"):
+                    journal.write(event.kind, p=event.partition, o=event.offset, to=event.to)
+
         def report() -> None:
             while not ended.wait(LOOK_S):
-                for event in consumer.events():
-                    if event.kind in ("claimed", "amo_lost"):
-                        journal.write(event.kind, p=event.partition, o=event.offset, to=event.to)
+                note()
 
         reporting = threading.Thread(target=report)
         reporting.start()
@@ -80,6 +83,7 @@ def consume(servers: str, topic: str, group: str, handler_ms: int, path: str) ->
         finally:
             ended.set()
             reporting.join()
+            note()  # what came since the last look: a consumer may be stopped as soon as it owns all
 
 
 class Life:
