@@ -58,11 +58,11 @@ def test_lag_weights_break_no_promise(part: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Cluster, "new_options", weighted)
     monkeypatch.setattr(world, "LAG_BITS", 0)
     options = Options(clients=3, partitions=8, kinds=KINDS_BEHIND, intervals=8)
-    results = [simulate(seed, options) for seed in range(8 // part)]
+    results = [simulate(seed, options) for seed in range(12 // part)]
     assert [(result.seed, result.violations) for result in results if result.violations] == []
     weighted_moves = [result.handovers for result in results]
     monkeypatch.setattr(world, "LAG_BITS", 64)
-    assert weighted_moves != [simulate(seed, options).handovers for seed in range(8 // part)], (
+    assert weighted_moves != [simulate(seed, options).handovers for seed in range(12 // part)], (
         "the weights move something"
     )
 

@@ -38,6 +38,7 @@ def server(spark: SparkSession) -> Iterator[str]:
     service.stop(getattr(service, "stop$default$1")(), getattr(service, "stop$default$2")())
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_spark_connect_can_do_everything(server: str, make_topic: MakeTopic, tmp_path: Path) -> None:
     """Claimed batches, a stream with a sink in Python, an archive, its replay in SQL, a sweep."""

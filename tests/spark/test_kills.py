@@ -53,6 +53,7 @@ def test_at_least_once_killed_twice_once_without_its_checkpoint(make_topic: Make
     assert set(orders.positions().values()) == {100}
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(400)
 def test_at_most_once_killed_while_the_sink_reads(make_topic: MakeTopic, tmp_path: Path) -> None:
     """Nothing comes twice. At most the batch's ranges are missing, and the log notes them."""

@@ -7,4 +7,4 @@ from typing import Final
 import pytest
 
 # A test divides the number of its seeds, and what it asks them to show, by `part`. `make proof` runs all of them.
-PARTLY: Final = pytest.mark.parametrize("part", [2, pytest.param(1, marks=pytest.mark.proof)])
+PARTLY: Final = pytest.mark.parametrize("part", [3, pytest.param(1, marks=pytest.mark.proof)])
