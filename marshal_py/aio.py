@@ -1,7 +1,7 @@
 """marshal_py for asyncio: `connect`, and the classes that its verbs return.
 
-The same verbs as in `marshal_py`, in the same order of parameters; those that wait are awaited. docs/asyncio.md has a
-guide, and a table of what each front can do.
+The same verbs as in `marshal_py`, in the same order of parameters; those that wait are awaited. docs/consumer.md has a
+guide, and says what is not awaited.
 """
 
 from marshal_py.admin.async_marshal import AsyncGroup, AsyncMarshal, AsyncTopic, connect

@@ -119,7 +119,7 @@ def like_aiokafka(at: Place) -> None:
     coming_from(at, "like_aiokafka", 1)
 
 
-@guide("docs/asyncio.md", 0)
+@guide("docs/consumer.md", 3)
 def charge_all(at: Place) -> None:
     handled = Handled(at)
 
@@ -127,7 +127,7 @@ def charge_all(at: Place) -> None:
         handled.add(message.value)
 
     with pytest.raises(Enough):
-        call(at.run("docs/asyncio.md", 0)["charge_all"], at.servers, charge)
+        call(at.run("docs/consumer.md", 3)["charge_all"], at.servers, charge)
     handled.check()
 
 

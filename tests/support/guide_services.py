@@ -39,10 +39,10 @@ def free_port() -> int:
         return port
 
 
-# --- docs/asyncio.md, the asynchronous program of docs/process.md, and the asynchronous program of docs/acks.md
+# --- the asynchronous programs of docs/consumer.md, docs/process.md and docs/acks.md
 
 
-@guide("docs/asyncio.md", 1)
+@guide("docs/consumer.md", 4)
 def charge_in_the_background(at: Place) -> None:
     at.fill(2)
     seen: list[bytes] = []
@@ -58,7 +58,7 @@ def charge_in_the_background(at: Place) -> None:
                 if len(seen) == MESSAGES:
                     consumer._ending.request_stop()
 
-            program = at.run("docs/asyncio.md", 1)["charge_in_the_background"]
+            program = at.run("docs/consumer.md", 4)["charge_in_the_background"]
             await asyncio.wait_for(program(consumer, charge), DEADLINE_S)
 
     asyncio.run(main())
@@ -109,7 +109,7 @@ def in_parallel_with_asyncio(at: Place) -> None:
 def service(at: Place, work: str = "") -> Iterator[tuple[subprocess.Popen[str], Callable[[], Any]]]:
     """The page's service in uvicorn, and a function that returns what `/ready` says; `work` replaces its handler."""
     at.fill(2)
-    program = at.block("docs/asyncio.md", 2)
+    program = at.block("docs/consumer.md", 5)
     assert program.count("timeout=5.0") == 1
     (at.folder / "service.py").write_text(program.replace("timeout=5.0", "timeout=0.1") + work, encoding="utf-8")
     port = free_port()
@@ -126,7 +126,7 @@ def service(at: Place, work: str = "") -> Iterator[tuple[subprocess.Popen[str], 
         yield running, ready
 
 
-@guide("docs/asyncio.md", 2)
+@guide("docs/consumer.md", 5)
 def service_in_uvicorn(at: Place) -> None:
     """It is ready, and ends cleanly on SIGTERM."""
     with service(at) as (running, ready):
@@ -148,7 +148,7 @@ async def work(message):
 """
 
 
-@guide("docs/asyncio.md", 2)
+@guide("docs/consumer.md", 5)
 def service_whose_handler_fails(at: Place) -> None:
     """It says so and ends by itself, and nothing but the message that failed is left of those that it got."""
     with service(at, FAILS) as (running, _):
@@ -168,7 +168,7 @@ async def work(message):
 """
 
 
-@guide("docs/asyncio.md", 2)
+@guide("docs/consumer.md", 5)
 def service_whose_handler_hangs(at: Place) -> None:
     """It ends on SIGTERM all the same."""
     with service(at, HANGS) as (running, ready):

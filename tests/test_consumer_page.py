@@ -1,4 +1,4 @@
-"""docs/asyncio.md names every verb. tests/test_guides.py runs its programs."""
+"""docs/consumer.md names every verb of asyncio. tests/test_guides.py runs its programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.pages import blocks, page, run
 
 
 def test_the_table_names_every_verb_of_the_front() -> None:
-    table = page("docs/asyncio.md").split("## Which front can do what")[1]
+    table = page("docs/consumer.md").split("### What is awaited")[1].partition("\n\n## ")[0]
     verbs = {name for kind in (aio.AsyncConsumer, aio.AsyncTopic) for name in vars(kind) if not name.startswith("_")}
     said = {"name", "close", "get_page", "groups", "delete_group"}
     said |= {"key_index", "update_index", "index_status"}  # "indexes"
@@ -25,7 +25,7 @@ def test_the_table_names_every_verb_of_the_front() -> None:
 
 def test_the_service_runs_in_a_loop_of_another_thread_as_under_a_test_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """FastAPI's TestClient runs the lifespan in a thread of its own, where no signal handler can be installed."""
-    program = blocks("docs/asyncio.md")[2]
+    program = blocks("docs/consumer.md")[5]
 
     async def live(service: dict[str, Any]) -> Any:
         app = service["app"]
