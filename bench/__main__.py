@@ -35,7 +35,6 @@ NAMES = (
     "group_processes",
     "threads",
     "races",
-    "replay",
     "sweep",
     "stream",
     "spark",

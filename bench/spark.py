@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.environment import BenchEnvironment, Result, ratio, spread
-from bench.replay import SETTINGS, spark_session
 from bench.spark_floor import NAME, FloorSource
+from bench.spark_session import SETTINGS, spark_session
 from marshal_py.spark import local_session
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from bench.environment import BenchEnvironment, Result, ratio, spread
-from bench.replay import spark_session
+from bench.spark_session import spark_session
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.wire.records import Heartbeat
 from marshal_py.spark.stream.messages import spark_schema

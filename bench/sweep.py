@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from bench.environment import BenchEnvironment, Result, ratio, spread
-from bench.replay import spark_session
+from bench.spark_session import spark_session
 from marshal_sim.tools import sweep as local
 from marshal_sim.tools.spark_sweeps import runs, sweep
 

@@ -1,4 +1,4 @@
-"""`marshal spark archive`, `report` and `timeline`: the coordination topic on Spark, here or on a cluster."""
+"""`marshal spark report`: questions about the coordination topic, answered on Spark, here or on a cluster."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from msgspec import Struct
 
-from marshal_py.cli import changes, output
+from marshal_py.cli import output
 from marshal_py.cli.documents import prints
-from marshal_py.cli.options import CommonOptions, Force, Since, Until, command
-from marshal_py.cli.timeline import Drawn, PageFile, check_output, period_of, write_page
+from marshal_py.cli.options import CommonOptions, command
 from marshal_py.client.values.position_text import TIME, parse
 from marshal_py.errors import InvalidOption
 from marshal_py.spark import require_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-ARCHIVE_EXAMPLE: Final = output.example("marshal spark archive marshal-archive --bootstrap-servers localhost:9092")
 REPORT_EXAMPLE: Final = output.example("marshal spark report --only take_overs --only lag --json")
-TIMELINE_EXAMPLE: Final = output.example("marshal spark timeline billing marshal-archive -o billing.html")
 LOCAL: Final = "local[*]"
 QUIET: Final = {"spark.log.level": "OFF", "spark.ui.showConsoleProgress": "false"}  # stderr is for our error alone
 ROWS_MAX: Final = 20  # of each table for people; --json has all
@@ -34,52 +30,7 @@ Master = Annotated[
 ]
 
 
-class ArchivedLog(Struct, frozen=True):
-    """A log of which the archive had the records from `begin` to `first`, and has those to `end` now."""
-
-    log: int
-    begin: int
-    first: int
-    end: int
-
-
-class ArchiveRun(Struct, frozen=True):
-    """How many records a run has added to an archive."""
-
-    path: str
-    added: int
-    logs: list[ArchivedLog]
-
-
 app: Final = typer.Typer(help="The coordination topic as data, on Spark.", no_args_is_help=True, rich_markup_mode=None)
-
-
-@app.command("archive", epilog=ARCHIVE_EXAMPLE)
-@command
-@prints(ArchiveRun)
-def archive(
-    options: CommonOptions,
-    path: Annotated[str, typer.Argument(help="Folder, or any address that Spark writes to.")],
-    master: Master = LOCAL,
-) -> None:
-    """Add the new records of the coordination topic to a Parquet archive, which is created if it does not exist.
-
-    Run it regularly: each run continues where the archive ends, also after one that was interrupted.
-    """
-    settings = options.settings()
-    path = _located(path, master)
-    with _session("marshal spark archive", master) as session:
-        from marshal_py.spark.log import archives
-
-        done = archives.archive(session, settings, path, coordination_topic=options.coordination_topic)
-    if options.as_json:
-        logs = [ArchivedLog(*run) for run in done]
-        output.print_json(ArchiveRun(path, sum(run.end - run.first for run in done), logs))
-        return
-    for run in done:
-        print(f"log {run.log}: {run.end - run.first} records added, {run.begin} to {run.end} are archived")
-    if not done:
-        print(f"nobody has ever run with {options.coordination_topic}: there is nothing to archive")
 
 
 @app.command("report", epilog=REPORT_EXAMPLE)
@@ -87,9 +38,7 @@ def archive(
 @prints(dict[str, list[dict[str, Any]]])  # by question: docs/spark-reference.md
 def report(
     options: CommonOptions,
-    path: Annotated[
-        str | None, typer.Option("--path", help="Of an archive or a dump, instead of the live topic.")
-    ] = None,
+    path: Annotated[str | None, typer.Option("--path", help="Of a dump, instead of the live topic.")] = None,
     only: Annotated[
         list[str] | None,
         typer.Option("--only", metavar="NAME", help="This question; may be repeated. All if left out."),
@@ -112,18 +61,14 @@ def report(
 
     moment = None if at is None else _time(at)
     source = {name: text for name, text in (("group", group), ("since", since), ("until", until)) if text is not None}
-    located = None if path is None else _located(path, master)
-    if located is None:
+    if path is None:
         source |= as_options(options.settings())
         source["coordination_topic"] = options.coordination_topic
-    elif Path(located).is_file():
-        source["path"] = located
-    elif since is not None or until is not None:
-        raise typer.BadParameter("--since and --until are for the live topic and for dumps; an archive is folded whole")
+    else:
+        source["path"] = str(Path(path).absolute()) if master.startswith("local") else path
     names = reports.check_questions(only or [], moment)
     with _session("marshal spark report", master) as session:
-        given = source if located is None or "path" in source else _of_archive(session, located, group)
-        found = reports.report(session, given, names, moment)
+        found = reports.report(session, source, names, moment)
     if options.as_json:
         output.print_json(
             {name: [{key: _plain(value) for key, value in row.items()} for row in rows] for name, rows in found.items()}
@@ -131,53 +76,6 @@ def report(
         return
     for name, rows in found.items():
         _print(reports.QUESTIONS[name].title, rows)
-
-
-@app.command("timeline", epilog=TIMELINE_EXAMPLE)
-@command
-@prints(Drawn)
-def timeline(
-    options: CommonOptions,
-    group: changes.GroupName,
-    path: Annotated[str, typer.Argument(help="Of the archive.")],
-    file: PageFile = None,
-    force: Force = False,
-    since: Since = None,
-    until: Until = None,
-    master: Master = LOCAL,
-) -> None:
-    """Draw a group's history from an archive as a page, like `marshal timeline`.
-
-    So the page reaches back beyond what the topic still holds. Times like -1h count from the archive's newest record.
-    """
-    check_output(options, file)
-    located = _located(path, master)
-    with _session("marshal spark timeline", master) as session:
-        from marshal_py.spark.log import reports
-
-        found = reports.GroupLog(_records_of(session, located), group)
-        picture = found.picture(period_of(found.newest_ms(), since, until))
-    if picture is None:
-        raise output.CommandFailed(f"group {group!r} is not in {path}")
-    write_page(options, file, force, picture)
-
-
-def _records_of(session: SparkSession, path: str) -> DataFrame:
-    """Returns the raw records of an archive. Raises CommandFailed."""
-    from marshal_py.spark.log import archives
-
-    records = archives.read_archive(session, path)
-    if records is None:
-        raise output.CommandFailed(f"{path!r}: there is no dump, and no archive with records")
-    return records
-
-
-def _of_archive(session: SparkSession, path: str, group: str | None) -> DataFrame:
-    """Returns what the records of an archive mean, of all groups or of one. Raises CommandFailed."""
-    from marshal_py.spark.log import replays
-
-    folded = replays.replay(_records_of(session, path))
-    return folded if group is None else folded.where(folded["group"] == group)
 
 
 @contextmanager
@@ -202,11 +100,6 @@ def _reason(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("marshal_py.errors.")]
     return ours[-1].partition(": ")[2] if ours else lines[0] if lines else "Spark failed and does not say why"
-
-
-def _located(path: str, master: str) -> str:
-    """Returns an absolute path if Spark runs on this machine; on a cluster, and for a URL, the text as it is."""
-    return str(Path(path).absolute()) if master.startswith("local") and "://" not in path else path
 
 
 def _time(text: str) -> datetime:

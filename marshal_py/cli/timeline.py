@@ -22,11 +22,6 @@ EXAMPLE: Final = output.example("marshal timeline billing --since -1h -o billing
 HOUR_MS: Final = 3_600_000
 
 
-PageFile = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="Write there; stdout if left out.")
-]
-
-
 class Drawn(Struct, frozen=True):
     """A page in `file`: the span of time, and how many partitions and records of the log it has."""
 
@@ -43,7 +38,10 @@ class Drawn(Struct, frozen=True):
 def timeline(
     options: ReadOptions,
     group: changes.GroupName,
-    path: PageFile = None,
+    path: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="Write there; stdout if left out."),
+    ] = None,
     force: Force = False,
     since: Since = None,
     until: Until = None,
@@ -54,21 +52,16 @@ def timeline(
     Without --since it shows the last hour, or all of a dump; there, times like -1h count from the dump's newest
     record.
     """
-    check_output(options, path)
+    if path is None and options.as_json:
+        raise typer.BadParameter("--json needs --output: the page goes to stdout")
     with options.observer() as observer:
         picture = picture_of(observer, group, period_in(options, observer, group, since, until))
     if picture is None:
         raise unknown_group(options, group, until)
-    write_page(options, path, force, picture)
+    _write(options, path, force, picture)
 
 
-def check_output(options: CommonOptions, path: Path | None) -> None:
-    if path is None and options.as_json:
-        raise typer.BadParameter("--json needs --output: the page goes to stdout")
-
-
-def write_page(options: CommonOptions, path: Path | None, force: bool, picture: Picture) -> None:
-    """Writes the page of a picture to a file, and says so; or to stdout."""
+def _write(options: CommonOptions, path: Path | None, force: bool, picture: Picture) -> None:
     text = page(f"marshal timeline {picture.group}", [picture])
     if path is None:
         sys.stdout.write(text)
@@ -94,15 +87,9 @@ def period_in(options: ReadOptions, observer: Observer, group: str, since: str |
     """Returns the period that --since and --until name. Raises CommandFailed without a log."""
     if observer.root is None:
         raise output.CommandFailed(NOBODY)
-    if options.dump is not None:
-        return period_of(newest_ms(observer, group), since, until)
-    return period_of(observer.as_of_ms, since, until, HOUR_MS)
-
-
-def period_of(now_ms: int, since: str | None, until: str | None, usual_ms: int | None = None) -> Period:
-    """Returns the period that --since and --until name. `usual_ms`: how long it is without --since; all if None."""
+    now_ms = observer.as_of_ms if options.dump is None else newest_ms(observer, group)
     to_ms = now_ms if until is None else moment_of(until, now_ms)
-    usual_from_ms = 0 if usual_ms is None else to_ms - usual_ms
+    usual_from_ms = to_ms - HOUR_MS if options.dump is None else 0
     from_ms = usual_from_ms if since is None else moment_of(since, now_ms)
     if from_ms >= to_ms:
         raise typer.BadParameter("--since names no time before the end (--until, or now)")

@@ -41,7 +41,7 @@ def server(spark: SparkSession) -> Iterator[str]:
 @pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_spark_connect_can_do_everything(server: str, make_topic: MakeTopic, tmp_path: Path) -> None:
-    """Claimed batches, a stream with a sink in Python, an archive, its replay in SQL, a sweep."""
+    """Claimed batches, a stream with a sink in Python, the log in SQL, a sweep."""
     orders = make_topic(3)
     orders.fill(30)
     given = {"url": server, "options": orders.options, "folder": str(tmp_path)}

@@ -41,7 +41,6 @@ def adapted(program: str, orders: KafkaTopic, folder: Path) -> str:
     own = f'coordination_topic="{orders.log}"'
     for shown, meant in (
         ('connect("localhost:9092"', f'connect("localhost:9092", {own}'),
-        ('"/data/archive")\nfolded', f'"/data/archive", {own})\nfolded'),
         (
             '{"bootstrap.servers": "localhost:9092"}',
             f'{{"bootstrap.servers": "localhost:9092", "coordination_topic": "{orders.log}"}}',
@@ -66,7 +65,7 @@ def test_the_programs_run(spark: SparkSession, kafka: Cluster, topic: TopicFacto
     program, add below what it leaves.
     """
     orders = KafkaTopic(kafka, topic, partitions=2)
-    assert (len(PROGRAMS), len(LOG_PROGRAMS)) == (8, 2)
+    assert (len(PROGRAMS), len(LOG_PROGRAMS)) == (8, 1)
     for turn in range(1, times + 1):
         names = run(spark, orders, tmp_path)
         once = Counter(orders.written)
@@ -76,12 +75,8 @@ def test_the_programs_run(spark: SparkSession, kafka: Cluster, topic: TopicFacto
         assert len(pairs(names["catalog"].load_table("shop.orders").scan().to_arrow())) == turn * 2 * MESSAGES
         with closing(sqlite3.connect(tmp_path / "shop.db")) as db:
             assert db.execute("SELECT orders FROM total").fetchall() == [(turn * 2 * MESSAGES,)]
-        # The archive: what is new in the log is added to it, nothing else.
-        archived = Counter((row.log, row.offset) for row in spark.read.parquet(f"{tmp_path}/archive").collect())
-        assert archived
-        assert set(archived.values()) == {1}
         # The others (a listener, the log as tables) show something and leave nothing.
-        tables = {"orders", "audited", "archive", "catalog.db", "lake", "shop.db"}
+        tables = {"orders", "audited", "catalog.db", "lake", "shop.db"}
         checkpoints = {path.name for path in tmp_path.glob("*-checkpoint")}
         assert checkpoints == {"orders-checkpoint", "iceberg-checkpoint", "counting-checkpoint"}
         assert {path.name for path in tmp_path.iterdir()} == tables | checkpoints

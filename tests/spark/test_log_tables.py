@@ -1,33 +1,27 @@
-"""The coordination log as tables, from a live topic, a dump and an archive: the rows of a fold in one process."""
+"""The coordination log as tables, from a live topic and a dump: the rows of a fold in one process."""
 
 from __future__ import annotations
 
-import shutil
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
-from marshal_py.errors import HistoryTruncated, InvalidOption, TopicRecreated
-from marshal_py.history.tables import TABLES
-from marshal_py.spark import archive, read_archive, replay
+from marshal_py.errors import HistoryTruncated
 from marshal_py.spark.log import columns
-from marshal_py.spark.log.archives import Archived, write_archive
 from marshal_py.spark.log.log_tables import STATE_TABLES
 from marshal_py.transport.dump import Header, Span, Writer
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.ports import LogRecord
 from marshal_py.transport.producer import KafkaProducer
-from tests.spark.test_replay import bag
 from tests.support.differential_log import genesis
 from tests.support.kafka import Cluster, TopicFactory
-from tests.support.logs import BEGIN_MS, Raw, folded, groups_of, root, topic, with_snapshots
+from tests.support.logs import Raw, folded, groups_of, root, topic, with_snapshots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,6 +71,10 @@ def read(spark: SparkSession, form: str, options: dict[str, str], **more: str) -
     return spark.read.format(form).options(**options, **more).load().toArrow()
 
 
+def bag(table: pa.Table) -> Counter[tuple[Any, ...]]:
+    return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
 def expected(tables: Sequence[str], **keep: Any) -> Any:
     found = folded(ROWS, PARTITIONS, tuple(tables))
     rows = {
@@ -99,65 +97,6 @@ def test_a_dump(spark: SparkSession, dump: str) -> None:
     table = spark.read.format("marshal-state").option("table", "intervals").load(dump)
     assert table.rdd.getNumPartitions() == PARTITIONS, "one task per log"
     assert bag(table.toArrow()) == expected(["intervals"])
-
-
-def test_an_archive_that_grows(spark: SparkSession, live: dict[str, str], tmp_path: Path, kafka: Cluster) -> None:
-    """Several runs, one of them interrupted; then the archive is folded."""
-    path, topic = str(tmp_path / "archive"), live["coordination_topic"]
-    partial = [row for row in ROWS if row[1] < 100]
-    write_archive(_raw(spark, partial), path)
-    assert archive(spark, kafka.bootstrap, path, coordination_topic=topic) == [
-        Archived(log, 0, 100, RECORDS) for log in range(PARTITIONS)
-    ]
-    nothing = [Archived(log, 0, RECORDS, RECORDS) for log in range(PARTITIONS)]
-    assert archive(spark, {"bootstrap.servers": kafka.bootstrap}, path, coordination_topic=topic) == nothing
-    days = {folder.name for folder in (tmp_path / "archive").glob("log=*/*") if folder.is_dir()}
-    assert days == {"day=2025-11-21"}
-    # As if the last run had been interrupted: a file of log 1 is missing, a file of log 2 is there twice.
-    for file in (tmp_path / "archive" / "log=1").rglob("*.parquet"):
-        if pq.ParquetFile(file).read(["offset"])["offset"][0].as_py() >= 100:
-            file.unlink()
-    (file,) = islice((tmp_path / "archive" / "log=2").rglob("*.parquet"), 1)
-    shutil.copy(file, file.with_name("again-" + file.name))
-    done = archive(spark, kafka.bootstrap, path, coordination_topic=topic)
-    assert [run.first for run in done] == [RECORDS, 100, RECORDS, RECORDS]
-    held = read_archive(spark, path)
-    assert held is not None
-    assert bag(replay(held).toArrow()) == expected(tuple(TABLES))
-
-
-def _raw(spark: SparkSession, rows: Sequence[Raw]) -> Any:
-    return spark.createDataFrame(pa.Table.from_batches(columns.raw_batches(iter(rows))))
-
-
-def test_an_archive_of_another_topic_is_not_changed(
-    spark: SparkSession, live: dict[str, str], tmp_path: Path, kafka: Cluster, topic: TopicFactory
-) -> None:
-    path, name = str(tmp_path / "archive"), live["coordination_topic"]
-    longer = [row for row in ROWS if row[0] == 0]
-    longer += [(0, RECORDS + number, BEGIN_MS, None, b"more") for number in range(5)]
-    write_archive(_raw(spark, longer), path)
-    before = sorted((tmp_path / "archive").rglob("*.parquet"))
-    with pytest.raises(TopicRecreated, match="known 305 records in the archive, found 300 in the topic"):
-        archive(spark, kafka.bootstrap, path, coordination_topic=name)
-    spark.range(3).write.parquet(str(tmp_path / "other"))
-    with pytest.raises(InvalidOption, match="no archive of a coordination topic: it has id"):
-        archive(spark, kafka.bootstrap, str(tmp_path / "other"), coordination_topic=name)
-    assert sorted((tmp_path / "archive").rglob("*.parquet")) == before
-    empty = topic(1)
-    assert archive(spark, kafka.bootstrap, path, coordination_topic=empty) == [], "no client has ever run there"
-
-
-def test_an_archive_with_a_hole_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
-    """L8."""
-    path = str(tmp_path / "archive")
-    write_archive(_raw(spark, [row for row in ROWS if row[0] > 0 or not 50 <= row[1] < 60]), path)
-    held = read_archive(spark, path)
-    assert held is not None
-    with pytest.raises(PySparkException, match="jumps from offset 50 to 60"):
-        replay(held).collect()
-    with pytest.raises(PySparkException, match=r"an archive is a table: replay\(read_archive\(spark, path\)\)"):
-        read(spark, "marshal-state", {"path": path})
 
 
 # --- what is asked
@@ -188,13 +127,6 @@ def test_the_state_as_of_an_offset(spark: SparkSession, dump: str) -> None:
     assert bag(found) == bag(pa.Table.from_batches(columns.batches(rows, ["standings"])))
 
 
-def test_raw_records_and_ranges(spark: SparkSession, live: dict[str, str]) -> None:
-    whole = read(spark, "marshal-log", live, raw="true")
-    assert bag(whole) == bag(pa.Table.from_batches(columns.raw_batches(iter(ROWS))))
-    some = read(spark, "marshal-log", live, raw="true", ranges='{"1": [10, 20], "3": [0, 0]}')
-    assert [(row["log"], row["offset"]) for row in some.to_pylist()] == [(1, offset) for offset in range(10, 20)]
-
-
 def test_a_coordination_topic_without_records_is_empty(
     spark: SparkSession, kafka: Cluster, topic: TopicFactory
 ) -> None:
@@ -213,10 +145,6 @@ def test_a_coordination_topic_without_records_is_empty(
             {"groups": "a"},
             "groups='a' is not allowed: format\\('marshal-log'\\) takes bootstrap.servers",
         ),
-        ("marshal-log", {"raw": "yes"}, "raw='yes' is not allowed"),
-        ("marshal-log", {"ranges": "{}"}, "only with raw=true"),
-        ("marshal-log", {"raw": "true", "ranges": "1-2"}, "ranges='1-2' is not allowed"),
-        ("marshal-log", {"raw": "true", "group": "a"}, "not together with raw=true"),
         ("marshal-log", {"since": "yesterday"}, "since='yesterday' is not allowed: an offset or an ISO-8601 time"),
         ("marshal-log", {"until": "latest"}, "until='latest' is not allowed"),
         ("marshal-state", {"table": "records"}, "table='records' is not allowed"),
@@ -229,6 +157,13 @@ def test_bad_options_are_named(
     given = {"path": dump, **options} if options and "path" not in options else options
     with pytest.raises(PySparkException, match=message):
         read(spark, form, given)
+
+
+def test_a_log_with_a_hole_fails(spark: SparkSession, tmp_path: Path) -> None:
+    """L8: no row is invented for missing records."""
+    path = write_dump(tmp_path / "hole.dump", [row for row in ROWS if row[0] > 0 or not 50 <= row[1] < 60])
+    with pytest.raises(PySparkException, match="jumps from offset 50 to 60"):
+        read(spark, "marshal-state", {"path": path})
 
 
 def test_the_error_for_a_truncated_log_names_its_first_offset(spark: SparkSession, tmp_path: Path) -> None:

@@ -14,14 +14,11 @@ from typer.testing import Result
 
 from marshal_py.cli import spark as commands
 from marshal_py.errors import InvalidOption
-from marshal_py.history.page import page
-from marshal_py.history.picture import Picture, PictureReader
-from marshal_py.protocol.fold.world import World
 from marshal_py.spark import report, views
 from marshal_py.spark.log.reports import QUESTIONS
 from tests.spark.test_log_tables import PARTITIONS, ROWS, live, write_dump
 from tests.support.command_line import invoke
-from tests.support.logs import folded, groups_of, root
+from tests.support.logs import folded, groups_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -202,56 +199,16 @@ def run(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
     return lambda *words: invoke(["spark", *words])
 
 
-def words_of(example: str) -> list[str]:
-    """Returns an example of a help text without `marshal spark`."""
-    return example.splitlines()[-1].split()[2:]
-
-
-def test_archive_and_report(
-    run: Callable[..., Result], live: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_example_of_the_help_text(
+    run: Callable[..., Result], live: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs the examples of the help texts against a broker, then again on the archive."""
-    monkeypatch.chdir(tmp_path)
-    topic = ["--coordination-topic", live["coordination_topic"]]
     monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", live["bootstrap.servers"])
-    words = [
-        live["bootstrap.servers"] if word == "localhost:9092" else word for word in words_of(commands.ARCHIVE_EXAMPLE)
-    ]
-    first = run(*words, *topic, "--json")
-    assert first.exit_code == 0, first.output
-    assert json.loads(first.stdout)["added"] == len(ROWS)
-    again = run(*words, *topic)
-    assert again.stdout.splitlines()[0] == "log 0: 0 records added, 0 to 300 are archived"
-    asked = run(*words_of(commands.REPORT_EXAMPLE), *topic)
+    words = commands.REPORT_EXAMPLE.splitlines()[-1].split()[2:]  # without `marshal spark`
+    asked = run(*words, "--coordination-topic", live["coordination_topic"])
     assert asked.exit_code == 0, asked.output
     found = json.loads(asked.stdout)
     assert list(found) == ["take_overs", "lag"]
     assert found["lag"][0]["hour"].endswith(":00:00.000+00:00")
-    monkeypatch.delenv("MARSHAL_BOOTSTRAP_SERVERS")
-    assert (tmp_path / words[1]).is_dir()
-    archived = run("report", "--path", words[1], "--only", "take_overs", "--only", "lag", "--json")
-    assert json.loads(archived.stdout) == found
-
-    group = groups_of(1, PARTITIONS)[0]
-    drawn = run("timeline", group, words[1], "--until", "2025-11-21T07:00", "-o", "page.html")
-    assert drawn.exit_code == 0, drawn.output
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(
-        f"marshal timeline {group}", [picture_at_7(group)]
-    )
-    nobody = run("timeline", "nobody", words[1])
-    assert (nobody.exit_code, nobody.stderr) == (1, "marshal: group 'nobody' is not in marshal-archive\n")
-
-
-def picture_at_7(group: str) -> Picture:
-    """The picture of a group of log 1 up to 7 o'clock, by one process."""
-    until_ms = round(NOON.timestamp() * 1000)
-    reader = PictureReader(World(1, root(PARTITIONS)), group, 0, until_ms)
-    for log, offset, time_ms, _, value in ROWS:
-        if log == 1:
-            if time_ms > until_ms:
-                break
-            reader.read(offset, time_ms, value)
-    return reader.finish()
 
 
 def test_a_report_for_people(run: Callable[..., Result], dump: str) -> None:
@@ -281,15 +238,17 @@ def test_a_report_for_people(run: Callable[..., Result], dump: str) -> None:
         (["report"], 2, "name the cluster by --bootstrap-servers"),
         (["report", "--path", "x", "--at", "noon"], 2, "--at 'noon' is no ISO-8601 time"),
         (["report", "--path", "x", "--only", "why"], 1, "marshal: questions='why' is not allowed: of owners"),
-        (["report", "--path", "/nowhere"], 1, "marshal: '/nowhere': there is no dump, and no archive with records"),
+        (
+            ["report", "--path", "/nowhere"],
+            1,
+            "marshal: --path '/nowhere' is not allowed: a file that `marshal log dump`",
+        ),
         (
             ["report", "--path", "DUMP", "--since", "once"],
             1,
             "marshal: --since 'once' is not allowed: an offset or an ISO",
         ),
-        (["report", "--path", "/nowhere", "--since", "5"], 2, "an archive is folded whole"),
         (["report", "--path", "CUT"], 1, "marshal: coordination partition 1 begins at offset 40"),
-        (["archive"], 2, "Missing argument"),
     ],
 )
 def test_wrong_usage_and_failures_are_one_line(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from deltalake import DeltaTable
 
 import marshal_py
-from marshal_py.spark import DeltaOutput, archive, claimed_batches, local_session, read_archive, replay, views
+from marshal_py.spark import DeltaOutput, claimed_batches, local_session, views
 from marshal_sim.cluster.scenario import Options
 from marshal_sim.tools.spark_sweeps import runs, sweep
 
@@ -59,14 +59,10 @@ def stream(spark: SparkSession, options: dict[str, str], folder: Path) -> list[l
     return sorted([row["partition"], row["offset"]] for row in rows.to_pylist())
 
 
-def fold(spark: SparkSession, options: dict[str, str], folder: Path) -> list[list[Any]]:
-    """Archives the log, folds it and queries the tables in SQL."""
-    path = str(folder / "archive")
-    assert read_archive(spark, path) is None
-    archive(spark, options["bootstrap.servers"], path, coordination_topic=options["coordination_topic"])
-    archived = read_archive(spark, path)
-    assert archived is not None
-    views(replay(archived).persist())
+def fold(spark: SparkSession, options: dict[str, str]) -> list[list[Any]]:
+    """Folds the log and queries the tables in SQL."""
+    live = {name: options[name] for name in ("bootstrap.servers", "coordination_topic")}
+    views(spark.read.format("marshal-state").options(**live).load().persist())
     answer = spark.sql(
         "SELECT topic, partition, count(*) FROM marshal_intervals WHERE ended = 'release' "
         "GROUP BY topic, partition ORDER BY topic, partition"
@@ -82,7 +78,7 @@ def main(url: str, options: dict[str, str], folder: Path) -> None:
     spark = local_session(url)
     found: dict[str, Any] = {"batches": take_batches(spark, options, folder)}
     found["stream"] = stream(spark, {**options, "group": f"{options['group']}-stream"}, folder)
-    found["intervals"] = fold(spark, options, folder)
+    found["intervals"] = fold(spark, options)
     found["sweep"] = [run.trace_hash for run in runs(sweep(spark, range(4), options=SMALL))]
     spark.stop()
     print(json.dumps(found))

@@ -1,5 +1,5 @@
-"""The coordination log as tables: verdicts, states, archives, replays, reports."""
+"""The coordination log as tables: verdicts, states, reports."""
 
 from typing import Final
 
-DOORS: Final = ("archives", "replays", "reports")
+DOORS: Final = ("reports",)

@@ -6,7 +6,7 @@ tables together are one wide table: its column `table` names a row's table, and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, get_type_hints
 
 import pyarrow as pa
@@ -18,7 +18,6 @@ BATCH_ROWS: Final = 20_000  # per batch that goes to the JVM: a few MB; larger o
 TIME_MS_MAX: Final = 253_402_300_799_999  # the year 9999, where Spark's calendar ends; a record's time may be anything
 
 WHICH: Final = "table"
-RAW: Final = ("log", "offset", "time", "key", "value")
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _INT32: Final = frozenset({"log", "partition"})  # numbers of partitions, as Spark's other Kafka sources have them
@@ -48,7 +47,6 @@ def _arrow_fields(row: type[Row]) -> dict[str, pa.DataType]:
 
 
 _FIELDS: Final = {name: _arrow_fields(row) for name, row in TABLES.items()}
-_RAW_FIELDS: Final = dict(zip(RAW, (pa.int32(), pa.int64(), _TIME, pa.binary(), pa.binary()), strict=True))
 
 
 def columns(tables: Sequence[str]) -> dict[str, pa.DataType]:
@@ -69,11 +67,6 @@ def spark_schema(fields: Mapping[str, pa.DataType]) -> types.StructType:
     return types.StructType([types.StructField(name, _SPARK[kind]) for name, kind in fields.items()])
 
 
-def raw_fields() -> dict[str, pa.DataType]:
-    """Returns the columns of unfolded records, as they are in the log."""
-    return _RAW_FIELDS
-
-
 def batches(rows: Mapping[str, Sequence[Row]], tables: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yields record batches with the columns of `tables`, one table after the other. `rows`: by table name."""
     fields = columns(tables)
@@ -91,42 +84,8 @@ def batches(rows: Mapping[str, Sequence[Row]], tables: Sequence[str]) -> Iterato
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def raw_batches(records: Iterator[tuple[int, int, int, bytes | None, bytes | None]]) -> Iterator[pa.RecordBatch]:
-    """Yields records, which are (log, offset, time in ms, key, value), as batches of the raw columns."""
-    schema = arrow_schema(_RAW_FIELDS)
-    part: list[tuple[Any, ...]] = []
-    for record in records:
-        part.append(record)
-        if len(part) == BATCH_ROWS:
-            yield _raw_batch(part, schema)
-            part = []
-    if part:
-        yield _raw_batch(part, schema)
-
-
-def _raw_batch(part: Collection[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    cells = zip(*part, strict=True)
-    return pa.RecordBatch.from_arrays(
-        [_array(column, kind) for column, kind in zip(cells, _RAW_FIELDS.values(), strict=True)], schema=schema
-    )
-
-
 def _array(cells: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if kind != _TIME:
         return pa.array(cells, kind)
     known = [cell if cell is not None and 0 <= cell <= TIME_MS_MAX else None for cell in cells]
     return pa.array(known, pa.timestamp("ms", tz="UTC")).cast(_TIME)
-
-
-def is_time(kind: pa.DataType) -> bool:
-    return bool(kind == _TIME)
-
-
-def in_ms(column: pa.Array) -> pa.Array:
-    """Returns a column of timestamps as whole numbers, which are ms since 1970."""
-    return column.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
-
-
-def times_ms(column: pa.Array) -> list[int]:
-    """Returns a column of times as a list of ms since 1970, with -1 for NULL."""
-    return [-1 if ms is None else ms for ms in in_ms(column).to_pylist()]

@@ -2,12 +2,11 @@
 
 One task per log reads it from its beginning in the order of its offsets, folds it with the library's own rationalizer
 and yields the rows of history/timeline.py; there is no shuffle. `since` and `until` must limit only the rows, not the
-fold. With `raw` nothing is folded, and any range can be read.
+fold.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from marshal_py.transport.dump import Reader
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.ports import Bounds
 
-# --- Sources of coordination log records: a live topic and a dump file. An archive is a table: replays.py folds it
+# --- Sources of coordination log records: a live topic and a dump file
 #
 # A source is a small picklable value. The planner asks it for the spans of the logs, and a task reads one log from
 # it. Records are (log, offset, time in ms, key, value), each log without gaps and in order. Must not fold, nor import
@@ -130,9 +129,7 @@ def source_of(options: Mapping[str, str]) -> LogSource:
     if path is not None:
         local = path.removeprefix("file://")
         if not Path(local).is_file():
-            rule = "a file that `marshal log dump` wrote"
-            rule += "; an archive is a table: replay(read_archive(spark, path)) folds it"
-            raise InvalidOption("path", path, rule)
+            raise InvalidOption("path", path, "a file that `marshal log dump` wrote")
         return DumpSource(local)
     topic = options.get("coordination_topic", COORDINATION_TOPIC)
     return TopicSource(kafka_options(options), topic, options=True)
@@ -143,7 +140,7 @@ ROWS_HELD_MAX: Final = columns.BATCH_ROWS  # rows that a task collects before th
 CHECK_EVERY: Final = 1_024  # offsets between two checks of how many rows are collected
 
 _SOURCE: Final = frozenset({"path", "bootstrap.servers", "coordination_topic"})
-_LOG: Final = _SOURCE | {"group", "since", "until", "raw", "ranges"}
+_LOG: Final = _SOURCE | {"group", "since", "until"}
 _STATE: Final = _SOURCE | {"group", "since", "until", "table"}
 
 
@@ -198,57 +195,13 @@ def check_options(options: Mapping[str, str], known: frozenset[str], format_name
 # --- marshal-log
 
 
-def is_raw(options: Mapping[str, str]) -> bool:
-    text = options.get("raw", "false").lower()
-    if text not in ("true", "false"):
-        raise InvalidOption("raw", options["raw"], "true or false")
-    return text == "true"
-
-
 def log_schema(options: Mapping[str, str]) -> StructType:
     check_options(options, _LOG, "marshal-log")
-    return columns.spark_schema(columns.raw_fields() if is_raw(options) else columns.columns(("records",)))
+    return columns.spark_schema(columns.columns(("records",)))
 
 
 def log_reader(options: Mapping[str, str]) -> DataSourceReader:
-    if is_raw(options):
-        return RawReader(options)
-    if "ranges" in options:
-        raise InvalidOption(
-            "ranges",
-            options["ranges"],
-            "only with raw=true: a fold starts at the beginning of a log; since and until limit its rows",
-        )
     return FoldReader(options, ("records",))
-
-
-class RawReader(DataSourceReader):
-    """Reads records as they are in the log, without a fold."""
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        for name in ("group", "since", "until"):
-            if name in options:
-                raise InvalidOption(name, options[name], "not together with raw=true: filter the DataFrame")
-        self._source = source_of(options)
-        self._ranges = _ranges(options.get("ranges"))
-
-    def partitions(self) -> Sequence[InputPartition]:
-        spans = self._source.spans() if self._ranges is None else self._ranges
-        return [LogSpan(log, first, end) for log, (first, end) in sorted(spans.items()) if first < end]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, LogSpan):  # where a source plans no partitions, Spark makes one up
-            yield from columns.raw_batches(self._source.read(partition.log, partition.first, partition.end))
-
-
-def _ranges(text: str | None) -> dict[int, Bounds] | None:
-    """Parses the option `ranges`, which is JSON like {"0": [first, end]}. Raises InvalidOption."""
-    if text is None:
-        return None
-    try:
-        return {int(log): Bounds(int(first), int(end)) for log, (first, end) in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise InvalidOption("ranges", text, 'JSON like {"0": [first, end]}') from error
 
 
 # --- marshal-state

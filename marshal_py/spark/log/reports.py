@@ -13,12 +13,8 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from marshal_py.errors import InvalidOption
-from marshal_py.history.picture import Picture, PictureReader
 from marshal_py.history.tables import TABLES
-from marshal_py.log.pictures import Period
-from marshal_py.protocol.wire.identity import route
 from marshal_py.spark.log import columns
-from marshal_py.spark.log.replays import NEEDED, beginnings_of, check_columns, root_of
 
 PREFIX: Final = "marshal_"
 
@@ -159,7 +155,7 @@ ORDER BY time, topic, partition
 
 
 def views(folded: DataFrame, prefix: str = PREFIX) -> list[str]:
-    """Creates a temporary view for each table of a wide DataFrame, which `replay` or format("marshal-state") gives.
+    """Creates a temporary view for each table of a wide DataFrame, which format("marshal-state") gives.
 
     Returns the views' names: `prefix` and the table's name. Call `folded.persist()` first, or every query folds the log
     again. Raises InvalidOption if `folded` is not wide.
@@ -190,16 +186,15 @@ def _views_of(folded: DataFrame) -> Iterator[None]:
 
 
 def report(
-    spark: SparkSession, source: Mapping[str, str] | DataFrame, names: Sequence[str] = (), at: datetime | None = None
+    spark: SparkSession, source: Mapping[str, str], names: Sequence[str] = (), at: datetime | None = None
 ) -> dict[str, list[dict[str, Any]]]:
     """Answers the questions of these names, by default all. "owners" needs `at`, and is left out if `at` is None.
 
-    `source`: options of format("marshal-state"), which are bootstrap.servers or path (of a dump), group, since, until;
-    or the wide DataFrame that `replay` gives, for example of an archive. Returns, for each question, rows as
-    dictionaries; times have a zone. Raises InvalidOption.
+    `source`: options of format("marshal-state"), which are bootstrap.servers or path (of a dump), group, since, until.
+    Returns, for each question, rows as dictionaries; times have a zone. Raises InvalidOption.
     """
     wanted = check_questions(names, at)
-    folded = spark.read.format("marshal-state").options(**source).load() if isinstance(source, Mapping) else source
+    folded = spark.read.format("marshal-state").options(**source).load()
     with _views_of(folded):
         return {name: _answer(spark, name, at).toArrow().to_pylist() for name in wanted}
 
@@ -218,40 +213,3 @@ def check_questions(names: Sequence[str], at: datetime | None) -> list[str]:
         if ":at" in QUESTIONS[name].sql and at is None:
             raise InvalidOption("at", None, f"a time, for the question {name!r}", given=False)
     return list(names) or [name for name, asked in QUESTIONS.items() if at is not None or ":at" not in asked.sql]
-
-
-# --- The picture of a group (history/picture.py) from raw records in a DataFrame, for example of an archive
-#
-# Spark finds the group's log; its records come to this process, in the order of their offsets, which folds them.
-
-
-class GroupLog:
-    """The records of the log that has a group. Raises InvalidOption without a root among the records."""
-
-    def __init__(self, df: DataFrame, group: str) -> None:
-        check_columns(df)
-        self.group: str = group
-        self._root = root_of(df)
-        self._log = route(group, self._root.partitions)
-        time_ms = functions.coalesce(functions.unix_millis("time"), functions.lit(0)).alias("time_ms")
-        self._records = df.select(*NEEDED, time_ms).where(functions.col("log") == self._log)
-
-    def newest_ms(self) -> int:
-        """Returns the highest timestamp of its records, in ms since 1970; 0 if there is none."""
-        return self._records.agg(functions.max("time_ms")).collect()[0][0] or 0
-
-    def picture(self, period: Period) -> Picture | None:
-        """Returns the picture of the group in a period, None if the records do not know it. The fold begins where the
-        log does. Raises HistoryTruncated; LogGap if a record is missing."""
-        beginnings = beginnings_of(self._records, self._root)
-        if self._log not in beginnings:
-            return None
-        world = beginnings[self._log].world()
-        reader = PictureReader(world, self.group, period.from_ms, period.to_ms)
-        wanted = self._records.where(functions.col("offset") >= world.next_offset)
-        for row in wanted.orderBy("offset").toLocalIterator():
-            if period.cut and row.time_ms > period.to_ms:
-                break
-            if row.offset >= world.next_offset:  # an archive may have a record twice
-                reader.read(row.offset, row.time_ms, None if row.value is None else bytes(row.value))
-        return reader.finish() if self.group in world.groups else None
