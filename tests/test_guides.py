@@ -34,7 +34,6 @@ ELSEWHERE: Final = {
     ("docs/spark.md", None): "tests/spark/test_docs.py",
     ("docs/spark-reference.md", None): "tests/spark/test_formats_guide.py",
     ("docs/process.md", 4): "tests/kafka/test_process_service.py",
-    ("docs/process.md", 9): "tests/spark/test_process_page.py",
     ("docs/testing.md", 0): "tests/testing/test_plugin.py",
     ("docs/testing.md", 9): "tests/testing/test_plugin.py",
 }

@@ -143,7 +143,7 @@ def first_consumer_after_the_migration(at: Place) -> None:
 # --- docs/acks.md
 
 
-@guide("docs/acks.md", 2)
+@guide("docs/acks.md", 1)
 def confirmed_acks(at: Place) -> None:
     """Each effect is committed before its ack is in the log, and the next one is begun after that."""
     at.fill()
@@ -156,12 +156,12 @@ def confirmed_acks(at: Place) -> None:
                 assert at.acked() == 1
             database.execute("INSERT INTO booked VALUES (?)", (message.value,))
 
-        at.run("docs/acks.md", 2, consumer=Some(consumer, MESSAGES), database=database, book=book)
+        at.run("docs/acks.md", 1, consumer=Some(consumer, MESSAGES), database=database, book=book)
         assert [value for (value,) in database.execute("SELECT value FROM booked")] == VALUES
         assert at.acked() == MESSAGES
 
 
-@guide("docs/acks.md", 1)
+@guide("docs/acks.md", 0)
 def every_answer(at: Place) -> None:
     """A message is tried again, one is ended, the others are acked."""
     at.fill()
@@ -183,17 +183,17 @@ def every_answer(at: Place) -> None:
 
     program = {"charge": charge, "NotJson": NotJson, "CardServiceDown": CardServiceDown}
     with at.consumer() as consumer:
-        at.run("docs/acks.md", 1, consumer=Some(consumer, MESSAGES + 1), **program)
+        at.run("docs/acks.md", 0, consumer=Some(consumer, MESSAGES + 1), **program)
     assert sorted(charged) == sorted([*VALUES, b"1"])
     assert at.acked() == MESSAGES
 
 
-@guide("docs/acks.md", 3)
+@guide("docs/acks.md", 2)
 def dead_letters(at: Place) -> None:
     """A message that its handler ends becomes a letter."""
     for topic in (at.topic, at.letters):
         at.cluster.create_topic(topic)
-    with at.run("docs/acks.md", 3, marshal=at.marshal)["consumer"] as consumer:
+    with at.run("docs/acks.md", 2, marshal=at.marshal)["consumer"] as consumer:
         at.cluster.run_until(lambda: len(consumer.cached_info().claims) == 1)
         at.cluster.produce(at.topic, b"broken", key=b"7")
         message = consumer.next(DEADLINE_S)
@@ -217,11 +217,11 @@ def resize(value):
 """
 
 
-@guide("docs/acks.md", 4)
+@guide("docs/acks.md", 3)
 def handles(at: Place) -> None:
     """Workers are other processes. Their function is in a module, where they find it."""
     at.fill()
-    function, loop = at.block("docs/acks.md", 4).split("\n\n\n")
+    function, loop = at.block("docs/acks.md", 3).split("\n\n\n")
     (at.folder / "resizing.py").write_text(RESIZE + function, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(at.folder)
@@ -234,44 +234,7 @@ def handles(at: Place) -> None:
     assert at.acked() == MESSAGES
 
 
-@guide("docs/acks.md", 0)
-def upsert(at: Place) -> None:
-    at.fill(2)
-    with at.consumer() as consumer:
-        stop = Stop(consumer, MESSAGES)
-
-        class Store(dict[bytes, bytes]):
-            def __setitem__(self, key: bytes, value: bytes) -> None:
-                super().__setitem__(key, value)
-                stop.count()
-
-        store = Store()
-        at.run("docs/acks.md", 0)["upsert"](consumer, store)
-    assert store == {b"k%d" % key: b"%d" % (MESSAGES - KEYS + key) for key in range(KEYS)}
-    assert at.acked() == MESSAGES
-
-
-@guide("docs/acks.md", 0)
-def request_with_key(at: Place) -> None:
-    """The first delivery is sent and its acks are lost: the second one has the same keys."""
-    at.fill(2)
-    with at.consumer() as consumer:
-        first = consumer.fetch(MESSAGES, min_messages=MESSAGES, expires_s=DEADLINE_S)
-        sent = {m.idempotency_key: m.value for m in first}
-        at.cluster.redeliver(consumer)
-        stop, again = Stop(consumer, MESSAGES), {}
-
-        def send(key: str, value: bytes) -> None:
-            again[key] = value
-            stop.count()
-
-        at.run("docs/acks.md", 0)["request_with_key"](consumer, send)
-    assert len(sent) == MESSAGES
-    assert again == sent
-    assert at.acked() == MESSAGES
-
-
-@guide("docs/acks.md", 5)
+@guide("docs/acks.md", 4)
 def remember(at: Place) -> None:
     """Half was stored, and no ack came through: the outbox has each message once."""
     at.fill(2)
@@ -293,7 +256,7 @@ def remember(at: Place) -> None:
                 stop.count()
                 return guard.new(connection, message)
 
-        at.run("docs/acks.md", 5)["remember"](consumer, database, Counting())
+        at.run("docs/acks.md", 4)["remember"](consumer, database, Counting())
         bodies = [body for (body,) in database.execute("SELECT body FROM outbox")]
     assert sorted(bodies) == sorted(VALUES)
     assert at.acked() == MESSAGES
@@ -375,10 +338,10 @@ def each_effect_once_in_parallel(at: Place) -> None:
     _each_effect_once(at, "docs/process.md", 6)
 
 
-@guide("docs/acks.md", 6)
+@guide("docs/acks.md", 5)
 def each_effect_once(at: Place) -> None:
     """A process, which a signal ends."""
-    _each_effect_once(at, "docs/acks.md", 6)
+    _each_effect_once(at, "docs/acks.md", 5)
 
 
 def _each_effect_once(at: Place, page: str, number: int) -> None:

@@ -42,30 +42,6 @@ def free_port() -> int:
 # --- the asynchronous programs of docs/consumer.md, docs/process.md and docs/acks.md
 
 
-@guide("docs/consumer.md", 4)
-def charge_in_the_background(at: Place) -> None:
-    at.fill(2)
-    seen: list[bytes] = []
-
-    async def main() -> None:
-        async with (
-            aio.connect(at.servers) as marshal,
-            marshal.consumer(at.group, [at.topic], start="earliest") as consumer,
-        ):
-
-            async def charge(message: Any) -> None:
-                seen.append(message.value)
-                if len(seen) == MESSAGES:
-                    consumer._ending.request_stop()
-
-            program = at.run("docs/consumer.md", 4)["charge_in_the_background"]
-            await asyncio.wait_for(program(consumer, charge), DEADLINE_S)
-
-    asyncio.run(main())
-    assert sorted(seen) == sorted(VALUES)
-    assert at.acked() == MESSAGES
-
-
 @guide("docs/process.md", 3)
 def in_parallel_with_asyncio(at: Place) -> None:
     """Several handlers are in flight at once; one that fails gets its message again."""
@@ -109,7 +85,7 @@ def in_parallel_with_asyncio(at: Place) -> None:
 def service(at: Place, work: str = "") -> Iterator[tuple[subprocess.Popen[str], Callable[[], Any]]]:
     """The page's service in uvicorn, and a function that returns what `/ready` says; `work` replaces its handler."""
     at.fill(2)
-    program = at.block("docs/consumer.md", 5)
+    program = at.block("docs/consumer.md", 4)
     assert program.count("timeout=5.0") == 1
     (at.folder / "service.py").write_text(program.replace("timeout=5.0", "timeout=0.1") + work, encoding="utf-8")
     port = free_port()
@@ -126,7 +102,7 @@ def service(at: Place, work: str = "") -> Iterator[tuple[subprocess.Popen[str], 
         yield running, ready
 
 
-@guide("docs/consumer.md", 5)
+@guide("docs/consumer.md", 4)
 def service_in_uvicorn(at: Place) -> None:
     """It is ready, and ends cleanly on SIGTERM."""
     with service(at) as (running, ready):
@@ -148,7 +124,7 @@ async def work(message):
 """
 
 
-@guide("docs/consumer.md", 5)
+@guide("docs/consumer.md", 4)
 def service_whose_handler_fails(at: Place) -> None:
     """It says so and ends by itself, and nothing but the message that failed is left of those that it got."""
     with service(at, FAILS) as (running, _):
@@ -168,7 +144,7 @@ async def work(message):
 """
 
 
-@guide("docs/consumer.md", 5)
+@guide("docs/consumer.md", 4)
 def service_whose_handler_hangs(at: Place) -> None:
     """It ends on SIGTERM all the same."""
     with service(at, HANGS) as (running, ready):
@@ -180,14 +156,14 @@ def service_whose_handler_hangs(at: Place) -> None:
     assert at.acked() == 0
 
 
-@guide("docs/acks.md", 7)
+@guide("docs/acks.md", 6)
 def each_effect_once_with_await(at: Place) -> None:
     """The batch is handled a second time: nothing of it is new."""
     at.fill(2)
     with psycopg.connect(at.postgres) as database:
         database.execute("DROP TABLE IF EXISTS orders, applied")
         database.execute("CREATE TABLE orders (id BYTEA, value BYTEA)")
-    block = at.block("docs/acks.md", 7).replace('"dbname=shop"', repr(at.postgres))
+    block = at.block("docs/acks.md", 6).replace('"dbname=shop"', repr(at.postgres))
 
     async def main() -> None:
         async with await psycopg.AsyncConnection.connect(at.postgres) as connection:
