@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -18,7 +18,7 @@ from marshal_py.cli.documents import Time, prints, time_of, with_fields
 from marshal_py.cli.options import ReadOptions, ReadTableOptions, command, number_or_none, require_group
 from marshal_py.cli.watching import Every, show
 from marshal_py.client.driver import divergence_report
-from marshal_py.client.values.position_text import EARLIEST, OFFSET, moment_ms, parse
+from marshal_py.client.values.position_text import EARLIEST, OFFSET, moment_of, parse
 from marshal_py.errors import GroupDeleted, InvalidOption
 from marshal_py.history import explain as history
 from marshal_py.history import state_differences
@@ -406,15 +406,13 @@ def _known(group: str, options: ReadOptions) -> dict[str, int]:
 
 
 def _cut(text: str) -> Cut:
-    try:
+    with suppress(ValueError):
+        return Cut(time_ms=moment_of(text, time.time_ns() // 1_000_000))
+    with suppress(InvalidOption):
         found = parse(text).rest
-    except InvalidOption:
-        found = None
-    if found is not None and found.kind == OFFSET:
-        return Cut(offset=found.number)
-    if found is not None and (at := moment_ms(found, time.time_ns() // 1_000_000)) is not None:
-        return Cut(time_ms=at)
-    raise typer.BadParameter(f"{text!r} is no ISO-8601 time, no time like -5m, and no offset")
+        if found is not None and found.kind == OFFSET:
+            return Cut(offset=found.number)
+    raise typer.BadParameter(f"{text!r} is no ISO-8601 time, no time like 14:05 or -5m, and no offset")
 
 
 def _check_end(cut: Cut, newest: int) -> None:

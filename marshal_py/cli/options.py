@@ -43,7 +43,7 @@ def check_time(text: str | None) -> str | None:
     try:
         since_of(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is no time like 2026-01-31T12:00:00Z or -5m") from error
+        raise typer.BadParameter(f"{text!r} is no time like 2026-01-31T12:00:00Z, 14:05 or -5m") from error
     return text
 
 
@@ -365,9 +365,9 @@ def require_group(observer: Observer | None, group: str | None, wait: bool = Fal
     output.say(f"{missing}; waiting for its first consumer")
 
 
-def since_of(text: str | None) -> int | None:
-    """Returns the ms since 1970 that a TIME option names. Raises ValueError."""
-    return None if text is None else moment_of(text, time.time_ns() // 1_000_000)
+def since_of(text: str | None, now_ms: int | None = None) -> int | None:
+    """Returns the ms since 1970 that a TIME option names. `now_ms`: of a dump, its end. Raises ValueError."""
+    return None if text is None else moment_of(text, time.time_ns() // 1_000_000 if now_ms is None else now_ms)
 
 
 def say_where_it_begins(observer: Observer) -> None:

@@ -457,3 +457,23 @@ def test_a_topic_that_is_missing_is_named(cluster: TestCluster) -> None:
         assert raised.value.retriable
         cluster.create("absent", 1)
         joined(marshal, cluster.group(), [topic, "absent"]).stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "then"),
+    [
+        ("05:50", "2026-11-27T05:50:00+00:00"),
+        ("5:50:07Z", "2026-11-27T05:50:07+00:00"),
+        ("06:30:00", "2026-11-27T06:30:00+00:00"),
+        ("06:31", "2026-11-26T06:31:00+00:00"),
+    ],
+)
+def test_a_time_of_day_is_the_last_one(text: str, then: str) -> None:
+    now_ms = position_text.moment_of("2026-11-27T06:30:00", 0)
+    assert position_text.moment_of(text, now_ms) == position_text.moment_of(then, 0)
+
+
+@pytest.mark.parametrize("text", ["24:00", "05:60", "5", "05:50:60", "-05:50"])
+def test_what_is_no_time_of_day(text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        position_text.moment_of(text, 0)

@@ -49,6 +49,7 @@ _ENDS: Final = {-1: LATEST, -2: EARLIEST}
 _LATEST_MINUS: Final = re.compile(r"latest-(\d{1,18})")
 _DIGITS: Final = re.compile(r"\d{1,19}")
 _AGO: Final = re.compile(r"(-)?(\d{1,9}(?:\.\d{1,3})?) ?([smhd])(?(1)|[ -]ago)")
+_CLOCK: Final = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?Z?")
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -222,7 +223,11 @@ def at_times(points: Mapping[TopicPartition, Point], admin: ClusterAdmin, now_ms
 
 
 def moment_of(text: str, now_ms: int) -> int:
-    """Returns the time that a text names, as ISO-8601, "2h ago" or -2h, in ms since 1970. Raises ValueError."""
+    """Returns the time that a text names, as ISO-8601, "2h ago" or -2h, in ms since 1970; 14:05 is the last time at
+    which it was so late, UTC. Raises ValueError."""
+    if found := _CLOCK.fullmatch(text):
+        of_day_ms = 1_000 * (3_600 * int(found[1]) + 60 * int(found[2]) + int(found[3] or 0))
+        return now_ms - (now_ms - of_day_ms) % _UNITS_MS["d"]
     found = _AGO.fullmatch(text)
     return epoch_ms(text) if found is None else max(0, now_ms - _ago_ms(found))
 
