@@ -141,8 +141,9 @@ class Examination:
         gone = ((name, one) for name, found in causes.items() for one in found if one.cause == "silent")
         silent = {(name, session) for name, one in gone for session in one.sessions}
         yield diagnosis.of_content(groups, silent)
-        for found in judged.values():
-            yield from (*found.deaths, *found.held_up, *found.slow)
+        for name, found in judged.items():
+            if self.group in (None, name):
+                yield from (*found.deaths, *found.held_up, *found.slow)
         yield from _odd_records(observer)
         logs = observer.logs_of(None)
         yield diagnosis.of_growth(

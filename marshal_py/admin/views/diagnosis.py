@@ -180,11 +180,11 @@ def of_groups(
 ) -> Iterator[Check]:
     """Yields a warning for each cause of a standstill, unused group, smaller topic, and a `named` group without
     consumers; one "ok" without any. Unless `lenient`, what stops the `named` group is a failure. `infos`: Kafka's
-    topics, None if gone, without those it may not describe. `causes`: `standstills`, by group. Of other deleted groups
-    nothing is said."""
+    topics, None if gone, without those it may not describe. `causes`: `standstills`, by group. With `named` nothing is
+    said of other groups."""
     sound = True
     for group in groups:
-        if group.deleted and group.name != named:
+        if group.name != named and (group.deleted or named is not None):
             continue
         known = causes[group.name]
         found = of_group(group, infos, known, not lenient and group.name == named)
@@ -198,7 +198,8 @@ def of_groups(
         sound = sound and not found
         yield from found
     if sound:
-        yield Check("groups", "ok", "every group is used, and its topics are there")
+        which = "every group" if named is None else repr(named)
+        yield Check("groups", "ok", f"{which} is used, and its topics are there")
 
 
 def of_group(
@@ -270,7 +271,7 @@ def of_deaths(group: Group, deaths: int, causes: Sequence[Standstill]) -> Iterat
     """Yields a check if consumers die again and again, as bad as that none is left. `deaths`: of the last minute."""
     if deaths >= DEATHS_MANY:
         text = f"{group.name!r}: {deaths} consumers have died within a minute"
-        advice = f"what they died of: marshal advisories {group.name} --kind alarming -n 20"
+        advice = f"why, their own logs say; who and when: marshal advisories {group.name} --kind died --kind evicted"
         yield Check("crash loop", "fail" if "no_consumer" in fails(group, causes) else "warn", text, advice)
 
 

@@ -96,7 +96,8 @@ class Looking:
                 text = f"{tp} is held up at {partition.position}"
                 text += f" for {stood_ms // 1000} s, and later messages are finished" if stood_ms > 0 else ""
                 text += f": that message was delivered {partition.attempts} times" if partition.attempts > 1 else ""
-                found[tp] = text, f"to skip it: marshal set-position {group.name} {tp} --shift-by 1"
+                look = f"marshal get {tp.topic} --partition {tp.partition} --offset {partition.position}"
+                found[tp] = text, f"to see it: {look}; to skip it: marshal set-position {group.name} {tp} --shift-by 1"
         return found
 
     def facts(
