@@ -70,10 +70,11 @@ class Watch:
         states: bool = False,
         listen: Callable[[Judged], None] = lambda _: None,
     ) -> None:
-        """`open_observer`: called by the first refresh, and again by one after an error that a new reader may not have.
-        `in_cluster`: False for a dump, which says nothing about data topics; with `believes` the ends are then those
-        that owners last wrote into the log. `states`: what is shown is how groups are, with deleted ones, and not how
-        long messages wait: nothing is asked for that. `listen`: gets each record that is read."""
+        """`open_observer`: called by the first refresh, and again by one after an error that a new reader may not
+        have. `in_cluster`: False for the past and a dump; with `believes` the ends are then those of that time, and
+        where the reader has no cluster, or Kafka no such message any more, those that owners last wrote into the log.
+        `states`: what is shown is how groups are, with deleted ones, and not how long messages wait: nothing is asked
+        for that. `listen`: gets each record that is read."""
         self.as_of_ms: int = 0
         self.problem: str = ""
         self.observer: Observer | None = None
@@ -165,7 +166,7 @@ class Watch:
             if self._in_cluster:
                 self._data.look_up([group for _, group in self._live()], self._tps, now_ms, self._ticks_ms)
             elif self._believes:
-                self._data.believe([group for _, group in self._live()])
+                self._data.believe([group for _, group in self._live()], self._tps, now_ms)
             self._groups = tuple(self._picture(now_ms))
             self._worlds = {group.name: (log, group) for log, group in self._live()}
         except MarshalError as error:
@@ -297,21 +298,22 @@ class Watch:
     def _judge(self, log: int, group: Group, now_ms: int) -> Judgement:
         """Returns why nobody consumes, and what is wrong besides, by the judgement of `marshal doctor`."""
         assert self.observer is not None
-        infos, ends = self._data.infos, self._data.facts.ends if self._in_cluster else {}
+        infos, ends = self._data.infos, self._data.facts.ends
         gone = overview.gone(group, infos)
         stopped = overview.stopped(group, find_recreated(group, self.observer.topics), ends)
         facts = self._looking.facts(log, group, now_ms, stopped, gone, ends)
         causes = standstills(group, facts)
         said = {(one.topic, number) for one in causes if one.cause == "hangs" for number in one.partitions}
         held_up = (each for tp, each in facts.held_up.items() if (tp.topic, tp.partition) not in said)
+        deaths = tuple(diagnosis.of_deaths(group, self._looking.deaths(group.name, now_ms - WINDOW_MS), causes))
         return Judgement(
             self._ticks_ms,
             group.shape,
             causes,
             tuple(diagnosis.of_group(group, infos, causes)),
-            tuple(diagnosis.of_deaths(group, self._looking.deaths(group.name, now_ms - WINDOW_MS), causes)),
+            deaths,
             tuple(Check("held up", "warn", f"{group.name!r}: {text}", advice) for text, advice in held_up),
-            tuple(diagnosis.of_slow(group.name, self._slow(group, now_ms, said, ends))),
+            () if deaths else tuple(diagnosis.of_slow(group.name, self._slow(group, now_ms, said, ends))),
         )
 
     def _slow(
@@ -438,11 +440,18 @@ class _DataTopics:
             self._described_ms.pop(topic, None)
             self._observer.topics.pop(topic, None)
 
-    def believe(self, groups: Iterable[Group]) -> None:
-        """Takes the ends that owners last wrote into the log."""
+    def believe(self, groups: Collection[Group], tps_of: Callable[[Group], list[TopicPartition]], then_ms: int) -> None:
+        """Takes the ends that owners last wrote into the log, and those that the cluster knows of that time."""
         owned = ((group, each) for group in groups for each in group.claims.values() if each.tp.partition >= 0)
         told = ((each, told_lag(group, each)) for group, each in owned)
-        self.facts.ends = {each.tp: each.position + lag for each, lag in told if lag is not None}
+        ends = {each.tp: each.position + lag for each, lag in told if lag is not None}
+        asked = list(dict.fromkeys(tp for group in groups for tp in tps_of(group)))[:ENDS_MAX]
+        for found in self._observer.ends_at(asked, [then_ms]):
+            for tp, end in found.items():
+                ends[tp] = max(end, ends.get(tp, end))
+        for each in (each for group in groups for each in group.partitions.values() if each.tp in ends):
+            ends[each.tp] = max(ends[each.tp], each.position)  # the clocks of a topic and of the log differ
+        self.facts.ends = ends
 
     def _has(self, tp: TopicPartition) -> bool:
         info = self.infos.get(tp.topic)

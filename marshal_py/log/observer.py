@@ -386,10 +386,12 @@ class Observer:
     def ends_before(
         self, tps: Iterable[TopicPartition], time_ms: int, ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Returns the ends at a time (ms since 1970). `ends`: those now, for brokers that cannot look up by time."""
+        """Returns the ends at a time (ms since 1970). `ends`: those now, for brokers that cannot look up by time, and
+        for topics that are not known to be there, as in a dump."""
         wanted = list(tps)
         admin = self._reader.admin
-        found = admin.offsets_at(wanted, time_ms) if "time_lookup" in admin.capabilities else {}
+        there = [tp for tp in wanted if tp.topic in self.topics] if "time_lookup" in admin.capabilities else []
+        found = admin.offsets_at(there, time_ms) if there else {}
         return {tp: found.get(tp, ends[tp]) for tp in wanted}
 
     def ends_at(self, tps: Iterable[TopicPartition], times_ms: Sequence[int]) -> list[dict[TopicPartition, int]]:

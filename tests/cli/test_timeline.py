@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from marshal_py.cli.lag import spark_line
+from marshal_py.cli.lag import grows_since, spark_line
 from tests.cli.shell import Shell
 from tests.support import dumps
 from tests.support.busy_group import GROUP, BusyGroup
@@ -80,7 +80,7 @@ def test_the_lag_over_time_of_a_dump(dump: str) -> None:
     assert len(rows) == len(found["partitions"]) == 4 * len(found["times"])
     assert rows[-4:] == [{name: str(value) for name, value in one.items()} for one in now]
     lags = [one["lag"] for one in found["partitions"] if one["partition"] == 3]
-    *_, last, total, span = offline.run(*arguments).stdout.splitlines()
+    *_, last, total, span = offline.run(*arguments).stdout.split("\nthe lag of all grows")[0].splitlines()
     assert last.split() == ["orders", "3", spark_line(lags), *figures(lags)]
     assert total.split() == ["all", "-", spark_line(found["total"]), *figures(found["total"])]
     assert span == f"from {found['times'][0]} to {found['times'][-1]}; lag of what owners wrote"
@@ -105,6 +105,22 @@ def test_records_as_csv(dump: str, command: tuple[str, ...]) -> None:
 def figures(lags: list[int | None]) -> list[str]:
     known = [lag for lag in lags if lag is not None]
     return ["-" if one is None else str(one) for one in (lags[0], max(known), lags[-1])]
+
+
+@pytest.mark.parametrize(
+    ("lags", "at"),
+    [
+        ([3, 0, 2, 40, 80, 100], 2),
+        ([5_000, 5_100, 8_000, 10_000], 1),
+        ([None, 0, 100, None], 1),
+        ([0, 100, 50], None),  # it falls
+        ([7, 7, 7], None),
+        ([0, 0, 1, 0, 100, 99], 3),
+        ([None, None], None),
+    ],
+)
+def test_since_when_a_lag_grows(lags: list[int | None], at: int | None) -> None:
+    assert grows_since(lags) == at
 
 
 def test_a_line_of_blocks() -> None:

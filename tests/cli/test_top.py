@@ -20,6 +20,7 @@ from marshal_py.cli.top.screen import Order, Rows, Screen, Size, press, wrapped
 from marshal_py.cli.top.source import Seen, Source
 from marshal_py.client.marshal import connect
 from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import Heartbeat, Leave
 from marshal_py.transport.clock import SystemClock
 from tests.cli.shell import MODULE, Shell, wait_until
 from tests.support.healths import health, member, partition
@@ -329,6 +330,25 @@ def test_a_group_without_consumers_is_idle_only_if_nothing_waits() -> None:
     assert [picture.word(row) for row in rows] == ["idle", "no member"]
     assert "nothing is wrong" in picture.why(rows[0])
     assert picture.why(rows[1]) == "'past': no consumer is there, and whether messages wait is not known"
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_the_past_says_what_waited(left: bool) -> None:
+    """The cluster knows the ends of that time, also where no owner wrote them."""
+    now_ms = SystemClock().now().wall_ms
+    log = WrittenLog(now_ms)
+    session, _ = log.own("billing", "one", "orders", 1)
+    log.fill("orders", 0, 7)
+    log.now_ms += 60_000
+    if left:
+        log.write(Leave(session, "stopped"), "billing")
+    else:
+        log.write(Heartbeat(session, 1, ()), "billing")
+    source = Source(log.observer, None, log.now_ms)
+    (billing,) = source.look().groups
+    word = "no consumer" if left else "hangs"
+    assert (billing.lag, billing.sessions, picture.word(billing)) == (7, int(not left), word)
+    assert ("7 messages wait" in picture.why(billing)) == left
 
 
 def test_the_log_of_the_library_stays_off_the_screen() -> None:

@@ -64,7 +64,7 @@ def top(
     """Watch all groups on one screen, the ones in trouble first. ? shows the keys.
 
     It reads the log and the ends of data topics, and joins no group. The change of the lag is that of the last
-    minute; with --once, of one interval. Of the past, from a dump or with --at, the lag is what the owners wrote.
+    minute; with --once, of one interval. With --at the lag is that of then; of a dump, what the owners wrote.
     """
     live = not (once or options.as_json)
     if live and not (sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"):
@@ -72,7 +72,7 @@ def top(
     if write and (options.dump is not None or at is not None):
         raise typer.BadParameter("--write changes the present, not the past")
     open_observer, times_ms = _reader(options)
-    at_ms = since_of(at)
+    at_ms = since_of(at, None if times_ms is None else times_ms[1])
     if times_ms is None and at_ms is not None:
         times_ms = 0, SystemClock().now().wall_ms
     if times_ms is not None:

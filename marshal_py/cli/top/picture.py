@@ -41,7 +41,7 @@ d               step the owner of the chosen partition down (likewise)
 q, ctrl-C       quit
 
 MEMB    consumers with a fresh sign of life + those without
-LAG/S   how fast the lag changes, over a minute; ZERO: when it is 0 at that speed
+LAG/S   how fast the lag changes, over a minute; ZERO: at that speed 0 in so long
 OLDEST  age of the oldest message that is not finished
 READ/S  how fast positions move, over a minute; AGAIN/S: delivered once more
 A cell of the grid is a partition with the letter of its owner, - for nobody, or
@@ -121,7 +121,7 @@ def left(row: GroupTrend) -> str:
 
 
 COLUMNS: Final = (
-    Column("STATE", 11, word, lambda row: LEVELS[row.level]),
+    Column("STATE", 13, word, lambda row: LEVELS[row.level]),
     Column("MEMB", 5, members, lambda row: BAD if row.stale else ""),
     Column("OWNED", 5, lambda row: str(row.owned)),
     Column("FREE", 4, lambda row: str(row.free), lambda row: WARNING if row.free else FAINT),
@@ -323,8 +323,9 @@ def _cell_text(at: PartitionHealth) -> str:
     owner = (
         f"parked: {at.parked}" if at.parked else "nobody" if at.owner is None else f"{at.owner} (session {at.session})"
     )
+    working = f", {at.in_flight} in flight" if at.owner is not None else ""
     retention = "" if at.retention_s is None else f", retention in {age(at.retention_s)}"
     return (
         f"{at.topic}:{at.partition}  {owner}, at {'-' if at.position is None else at.position}, lag {count(at.lag)}, "
-        f"{count(at.per_second)}/s, {at.in_flight} in flight, oldest {age(at.oldest_s)}{retention}"
+        f"{count(at.per_second)}/s{working}, oldest {age(at.oldest_s)}{retention}"
     )
