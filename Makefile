@@ -14,7 +14,7 @@
 #   make torture-matrix SECONDS=2400        every row of it, and on from where the last one stopped
 #   make versions                           the transport over every supported version of confluent-kafka
 #   make bench                              the benchmarks, on an otherwise idle machine
-#   make pictures                           the pictures of the demo in docs/pictures, with Debian's chromium
+#   make pictures                           the pictures of the demo and of top in docs/pictures, with Debian's chromium
 #   make docs                               the site with the API reference, in build/site; a warning is an error
 #   make requirements                       which test shows which sentence of a design, in build/requirements.md
 #   make clean                              removes the environment and all caches
