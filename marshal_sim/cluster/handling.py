@@ -91,10 +91,10 @@ def draw_settings(environment: ClientEnvironment, number: int, driver: ConsumerD
     return check_settings(name, options, workers, order, None, unkeyed, None, Exception, after, window, batch, **waits)
 
 
-def _lane_of(order: Order | None, unkeyed: Unkeyed) -> Callable[[int], Hashable]:
+def _lane_of(order: Order | None, unkeyed: Unkeyed) -> Callable[[str, int, int], Hashable]:
     """Returns what names the lane of the message at an offset, within its partition; None: a lane of its own."""
 
-    def lane(offset: int) -> Hashable:
+    def lane(_topic: str, _partition: int, offset: int) -> Hashable:
         if order == "partition":
             return "the partition"
         key = key_of(offset) if order == "key" else None

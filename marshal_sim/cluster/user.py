@@ -383,7 +383,7 @@ class User:
         again: set[tuple[int, Hashable]] = set()
         for call, answer, was_late in zip(calls, answers, late, strict=True):
             delivery = call.delivery
-            name = None if lane_of is None else lane_of(delivery.offset)
+            name = None if lane_of is None else lane_of(delivery.topic, delivery.partition, delivery.offset)
             lane = delivery.epoch, (delivery.offset, None) if name is None else name
             if self._answering.pop((delivery.epoch, delivery.offset), None) is None:
                 continue  # a letter takes its place

@@ -348,9 +348,9 @@ class Evidence:
     # By client, group and epoch: when its user knew that it will release the partition (event `revoking`, S25).
     revoking: dict[tuple[Client, str, int], list[Span]] = field(default_factory=dict)
     touches: list[Touch] = field(default_factory=list)
-    # By client that handles messages by `process`: what names the lane of the message at an offset, within its
-    # partition; None for a message that is on its own (S26).
-    lanes: dict[Client, Callable[[int], Hashable]] = field(default_factory=dict)
+    # By client that handles messages by `process`: what names the lane of a message, by topic, partition and offset,
+    # within its partition; None for a message that is on its own (S26).
+    lanes: dict[Client, Callable[[str, int, int], Hashable]] = field(default_factory=dict)
     workers: dict[Client, int] = field(default_factory=dict)  # of these: the least number of workers that each has had
     follows: set[Client] = field(default_factory=set)  # of these: messages behind a dead letter of their lane follow it
     handler_intervals: int = 2**31  # how many of its own intervals an owner waits for a silent handler (D4)

@@ -45,13 +45,13 @@ def s26_lanes(history: History) -> Iterator[Violation]:
         if named is None or claim is None or claim.mode != AT_LEAST_ONCE:
             continue
         history.counted["S26"] += 1
-        name = named(d.offset)
+        name = named(d.topic, d.partition, d.offset)
         place = (d.client, d.group, d.epoch, (d.offset, None) if name is None else name)
         lane = lanes.get(place)
         if lane is None:
             offsets = history.evidence.topics.get((d.topic, d.partition), [])
             after = offsets[bisect_left(offsets, claim.position) :] if name is not None else ()
-            mine = deque(at for at in after if named(at) == name)
+            mine = deque(at for at in after if named(d.topic, d.partition, at) == name)
             lane = lanes[place] = _Lane([], mine)
         what = f"client {d.client} begins with {d.key} {d.offset}"
         mates = [one for one in lane.handled if d.together == one.together > 0 and one.offset < d.offset]

@@ -733,7 +733,7 @@ def test_a_lane_that_is_out_of_order_is_found() -> None:
     def judged(*given: tuple[int, int, int], lost: int = -1, silent: int = -1, together: int = 0) -> set[str]:
         """`given`: offset, begin and end of each delivery. `lost`: a dead letter. `silent`: given up as silent."""
         built = EvidenceBuilder()
-        built.evidence.lanes[0] = lambda offset: None if offset % 2 else "even"
+        built.evidence.lanes[0] = lambda _topic, _partition, offset: None if offset % 2 else "even"
         built.evidence.topics["t", 0] = list(range(6))
         built.evidence.handler_intervals = 1
         for delivery in given:

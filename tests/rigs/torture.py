@@ -1,6 +1,7 @@
 """Faults on real clusters: `make torture SECONDS=300 SEED=1` (python -m tests.rigs.torture).
 
-Three brokers (Apache Kafka in KRaft mode, three replicas, two in sync), a proxy per link between a client and a broker,
+Three brokers (Apache Kafka in KRaft mode, three replicas, two in sync), a proxy per link between a client and a broker
+and between two brokers, a clock and a disk of each broker that can be moved and full (shim.py; it takes a C compiler),
 consumers and producers as processes. A seeded plan strikes one thing after the other, sometimes two at once; each step
 is printed and written to `steps.jsonl` before it happens. Each row of the matrix is a run of its own on the same
 cluster: a delivery mode, a policy, with or without witnesses. The judge is that of tests/support/judge.py: it reads the
@@ -34,6 +35,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from marshal_sim.oracle.wire import parse_envelope
 from tests.rigs.links import KINDS, Link, Links
+from tests.rigs.shim import Shim
 from tests.support.brokers import JvmNodes, free_ports
 from tests.support.process_scenario import ProcessScenario
 from tests.support.soak import ROOT, add, load, save
@@ -44,8 +46,12 @@ WORKERS, WORKERS_MAX = 4, 7
 PER_SECOND: Final = 300  # messages of the producer
 SETTLE_S: Final = 180.0
 INTERVAL_S: Final = 1.0
-FAULTS: Final = ("kill", "freeze", "term", "join", "clock", "late", "link", "broker_kill", "broker_freeze")
-WEIGHTS: Final = dict(zip(FAULTS, (4, 3, 2, 2, 1, 2, 4, 1, 1), strict=True))
+FAULTS: Final = (
+    *("kill", "freeze", "term", "join", "clock", "late", "link"),
+    *("broker_kill", "broker_freeze", "broker_clock", "broker_disk", "broker_link"),
+)
+WEIGHTS: Final = dict(zip(FAULTS, (4, 3, 2, 2, 1, 2, 4, 1, 1, 1, 1, 1), strict=True))
+HOUR_S: Final = 3_600
 HEARTBEAT: Final = 2  # PROTOCOL.md 4.2
 LATE_COPIES: Final = 12
 LATE_RECORDS: Final = 24  # among so many newest records of the log, heartbeats are written a second time
@@ -77,6 +83,7 @@ ROWS: Final = (
     Row("at least once, greedy", "at_least_once", {"options": {"policy": "greedy"}}),
     Row("at least once, hanging", "at_least_once", HANGING),
     Row("at most once, slow", "at_most_once", SLOW),
+    Row("at least once, process", "at_least_once", {"style": "process"}),
 )
 
 
@@ -93,17 +100,25 @@ class Outcome:
     void: str
 
 
+class Brokers(NamedTuple):
+    """What a fault can strike. `links`: between clients and brokers. `between`: between brokers. `through`: the
+    addresses of the proxies."""
+
+    nodes: JvmNodes
+    shim: Shim
+    links: Links
+    between: Links
+    through: str
+
+
 class Torture:
     """One row: a group under faults, then healed, settled and judged."""
 
-    def __init__(
-        self, row: Row, seed: int, faults: tuple[str, ...], nodes: JvmNodes, links: Links, folder: Path, through: str
-    ) -> None:
+    def __init__(self, row: Row, seed: int, faults: tuple[str, ...], brokers: Brokers, folder: Path) -> None:
         self.row, self.seed, self.steps = row, seed, Counter[str]()
         self._chance = random.Random(f"{seed}/{row.name}")
         self._faults = faults
-        self._nodes, self._links, self._folder = nodes, links, folder
-        self._through = through
+        self._brokers, self._folder = brokers, folder
         self._number = 0
         self._began = time.monotonic()
         self._down: int | None = None  # the broker that is killed or frozen: two of three must stay in sync
@@ -113,7 +128,7 @@ class Torture:
         if limit_s is not None:  # a hand-over waits no longer for a handler
             run.evidence.hand_over_intervals = int(limit_s / INTERVAL_S)
         run.produce(per_second=PER_SECOND)
-        self._names = run.start_workers(WORKERS, bootstrap=self._through)
+        self._names = run.start_workers(WORKERS, bootstrap=self._brokers.through)
         run.wait(lambda: run.all_owned(PARTITIONS), "every partition has an owner")
         run.await_begun(100)
         self._began = time.monotonic()
@@ -168,7 +183,7 @@ class Torture:
 
     def _start(self, run: ProcessScenario, name: str) -> None:
         self._tell("start", name)
-        run.start_worker(name, bootstrap=self._through)
+        run.start_worker(name, bootstrap=self._brokers.through)
 
     def _kill(self, run: ProcessScenario) -> Callable[[], None]:
         if (name := self._victim(run)) is None:
@@ -225,22 +240,44 @@ class Torture:
         return lambda: None
 
     def _link(self, run: ProcessScenario) -> Callable[[], None]:
+        return self._strike(run, "link", self._brokers.links)
+
+    def _broker_link(self, run: ProcessScenario) -> Callable[[], None]:
+        return self._strike(run, "broker_link", self._brokers.between)
+
+    def _strike(self, run: ProcessScenario, name: str, links: Links) -> Callable[[], None]:
         kind, share = self._chance.choice(KINDS), self._chance.choice((0.1, 0.3, 1.0))
-        self._tell("link", f"{kind} of {share:.0%}")
+        self._tell(name, f"{kind} of {share:.0%}")
         run.record_fault("link")
-        struck: list[Link] = self._links.strike(kind, share, self._chance, self._chance.uniform(0.05, 1.0))
+        struck: list[Link] = links.strike(kind, share, self._chance, self._chance.uniform(0.05, 1.0))
 
         def heal() -> None:
-            self._links.heal(struck)
+            links.heal(struck)
             run.record_fault("link_whole")
 
         return heal
 
     def _broker_kill(self, run: ProcessScenario) -> Callable[[], None]:
-        return self._broker(run, "broker_kill", self._nodes.kill, self._nodes.restart)
+        return self._broker(run, "broker_kill", self._brokers.nodes.kill, self._brokers.nodes.restart)
 
     def _broker_freeze(self, run: ProcessScenario) -> Callable[[], None]:
-        return self._broker(run, "broker_freeze", self._nodes.stop, self._nodes.cont)
+        return self._broker(run, "broker_freeze", self._brokers.nodes.stop, self._brokers.nodes.cont)
+
+    def _broker_disk(self, run: ProcessScenario) -> Callable[[], None]:
+        """The broker ends by itself at its next write."""
+
+        def heal(node: int) -> None:
+            self._brokers.shim.set_full(node, False)
+            self._brokers.nodes.restart(node)
+
+        return self._broker(run, "broker_disk", lambda node: self._brokers.shim.set_full(node, True), heal)
+
+    def _broker_clock(self, run: ProcessScenario) -> Callable[[], None]:
+        """A wall clock jumps by an hour and back. No take-over may come of it, so the judge is told nothing."""
+        node, ahead_s = self._chance.randint(1, NODES), self._chance.choice((-HOUR_S, HOUR_S))
+        self._tell("broker_clock", f"{node} by {ahead_s} s")
+        self._brokers.shim.set_clock(node, ahead_s)
+        return lambda: self._brokers.shim.set_clock(node, 0)
 
     def _broker(
         self, run: ProcessScenario, kind: str, strike: Callable[[int], None], heal: Callable[[int], None]
@@ -301,14 +338,16 @@ def chosen(options: argparse.Namespace) -> list[Row]:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[tuple[JvmNodes, Links, str]]:
-    """Three brokers with a proxy in front of each, and the proxies' addresses."""
-    ports = free_ports(2 * NODES)
-    proxies = dict(zip(ports[:NODES], ports[NODES:], strict=True))
-    with contextlib.closing(JvmNodes(NODES, {}, folder, proxies=proxies)) as nodes:
+def cluster(folder: Path) -> Iterator[Brokers]:
+    """Three brokers, with a proxy in front of each for clients and another for the other brokers."""
+    ports = iter(free_ports(4 * NODES))
+    proxies, between = ({next(ports): next(ports) for _ in range(NODES)} for _ in range(2))
+    shim = Shim(folder.with_name("shim"), range(1, NODES + 1))
+    nodes = JvmNodes(NODES, {}, folder, proxies=proxies, between=between, environment=shim.environment)
+    with contextlib.closing(nodes), Links(proxies) as links, Links(between) as links_between:
         nodes.start()
-        with Links(proxies) as links:
-            yield nodes, links, ",".join(f"127.0.0.1:{port}" for port in proxies)
+        through = ",".join(f"127.0.0.1:{port}" for port in proxies)
+        yield Brokers(nodes, shim, links, links_between, through)
 
 
 def torture(options: argparse.Namespace, folder: Path) -> list[Outcome]:
@@ -316,14 +355,14 @@ def torture(options: argparse.Namespace, folder: Path) -> list[Outcome]:
     print(f"seed {options.seed}, {len(rows)} rows of {options.seconds / len(rows):.0f} s, {', '.join(options.faults)}")
     outcomes = kept(options)
     rows = [row for row in rows if (row.name, options.seed) not in {(one.row, one.seed) for one in outcomes}]
-    with cluster(folder / "kafka") as (nodes, links, through):
-        direct = ",".join(nodes.addresses.values())
+    with cluster(folder / "kafka") as brokers:
+        direct = ",".join(brokers.nodes.addresses.values())
         for number, row in enumerate(rows):
             topic = f"torture-{number}"
             admin = AdminClient({"bootstrap.servers": direct})
             admin.create_topics([NewTopic(topic, PARTITIONS, NODES)])[topic].result(60)
             print(f"{row.name}:", flush=True)
-            torturing = Torture(row, options.seed, options.faults, nodes, links, folder, through)
+            torturing = Torture(row, options.seed, options.faults, brokers, folder)
             worker = {"plant": options.plant, **row.worker}
             with ProcessScenario(
                 direct, folder / f"row-{number}", [topic], delivery=row.delivery, seed=options.seed % 1_000, **worker
@@ -381,7 +420,8 @@ def main(arguments: list[str]) -> int:
     try:
         outcomes = torture(options, folder)
     finally:
-        shutil.rmtree(folder / "kafka", ignore_errors=True)
+        for part in ("kafka", "shim"):
+            shutil.rmtree(folder / part, ignore_errors=True)
     if not options.plant:
         add_up(options, outcomes[earlier:])
     print(table(outcomes))

@@ -140,7 +140,6 @@ def server_properties(node: int, voters: Collection[str]) -> dict[str, str]:
         "node.id": node,
         "controller.quorum.voters": ",".join(f"{i}@{voter}" for i, voter in enumerate(voters, 1)),
         "controller.listener.names": "CONTROLLER",
-        "inter.broker.listener.name": "PLAINTEXT",
         "default.replication.factor": replicas,
         "min.insync.replicas": in_sync,
         "unclean.leader.election.enable": "false",
@@ -188,9 +187,12 @@ class JvmNodes:
         folder: Path,
         listeners: Mapping[str, tuple[str, str]] | None = None,
         proxies: Mapping[int, int] | None = None,
+        between: Mapping[int, int] | None = None,
+        environment: Callable[[int], Mapping[str, str]] = lambda _: {},
     ) -> None:
         """`listeners`: what one node listens to besides, as name -> (security protocol, address). `proxies`: ports of a
-        second listener of each node, PROXIED, as advertised -> real, in the order of the nodes."""
+        second listener of each node, PROXIED, as advertised -> real, in the order of the nodes. `between`: the same of
+        the listener over which the nodes copy from each other, REPLICATION. `environment`: variables of a node."""
         self._java = find_java()
         cache = cache_folder()
         jars = kafka_jars(self._java, cache)
@@ -202,7 +204,8 @@ class JvmNodes:
         self._trains_archive = False
         ports = [f"127.0.0.1:{port}" for port in free_ports(2 * nodes)]
         self.addresses = dict(enumerate(ports[:nodes], 1))
-        self._write_settings(ports[nodes:], props, listeners or {}, list((proxies or {}).items()))
+        self._environment = environment
+        self._write_settings(ports[nodes:], props, listeners or {}, {"PROXIED": proxies, "REPLICATION": between})
 
     def start(self) -> None:
         self._format()
@@ -266,7 +269,7 @@ class JvmNodes:
         voters: list[str],
         props: Mapping[str, str],
         listeners: Mapping[str, tuple[str, str]],
-        proxies: list[tuple[int, int]],
+        proxied: Mapping[str, Mapping[int, int] | None],
     ) -> None:
         """Writes a server.properties into a folder per node. The caller's `props` come last and override the rest."""
         more = "".join(f",{name}://{address}" for name, (_, address) in listeners.items())
@@ -275,13 +278,17 @@ class JvmNodes:
         (self._folder / "log4j2.properties").write_text(LOG4J_PROPERTIES, encoding="utf-8")
         for node, address in self.addresses.items():
             self._home(node).mkdir()
-            real = advertised = ""
-            if proxies:
-                advertised, real = (f",PROXIED://127.0.0.1:{port}" for port in proxies[node - 1])
+            ports = {name: list(found.items())[node - 1] for name, found in proxied.items() if found}
+            advertised, real = (
+                "".join(f",{name}://127.0.0.1:{pair[at]}" for name, pair in ports.items()) for at in (0, 1)
+            )
             properties = server_properties(node, voters) | {
                 "listeners": f"PLAINTEXT://{address},CONTROLLER://{voters[node - 1]}{more}{real}",
                 "advertised.listeners": f"PLAINTEXT://{address}{more}{advertised}",
-                "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:PLAINTEXT{kinds}",
+                "listener.security.protocol.map": (
+                    f"PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:PLAINTEXT,REPLICATION:PLAINTEXT{kinds}"
+                ),
+                "inter.broker.listener.name": "REPLICATION" if "REPLICATION" in ports else "PLAINTEXT",
                 "log.dirs": str(self._home(node) / "data"),
                 **props,
             }
@@ -327,7 +334,12 @@ class JvmNodes:
         with (self._home(node) / "stdout.log").open("ab") as out:
             # Its own session, so that Ctrl-C in a terminal reaches only the tests, which then stop the brokers.
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                env={**os.environ, **self._environment(node)},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def _await(self, nodes: Iterable[int]) -> None:

@@ -31,7 +31,8 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)
 class Delivery:
-    """One message handed to a handler. `gate_ns`: the library's last look at a clock before (begin_ns if unknown)."""
+    """One message handed to a handler. `gate_ns`: the library's last look at a clock before (begin_ns if unknown).
+    `again_ns`: since when it may come again, because its handler failed under `process`."""
 
     client: str
     token: str
@@ -42,6 +43,7 @@ class Delivery:
     gate_ns: int
     end_ns: int = NEVER
     ack_ns: int = NEVER
+    again_ns: int = NEVER
 
 
 class Fault(NamedTuple):
@@ -76,6 +78,7 @@ class Life:
     beats: list[int] = field(default_factory=list)
     exit_code: int | None = None  # None while it runs; negative for a signal, as in subprocess
     end_ns: int = NEVER
+    lanes: int = 0  # how many handlers work at once, if it handles messages by `process`
 
 
 @dataclass
@@ -88,6 +91,7 @@ class Evidence:
     faults: list[Fault] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     lives: dict[str, Life] = field(default_factory=dict)  # by client
+    keys: dict[tuple[str, int, int], str] = field(default_factory=dict)  # of messages that a `process` has handled
     reports: list[ToolReport] = field(default_factory=list)
     forged: set[tuple[int, int]] = field(default_factory=set)  # (log, offset) that a raw producer wrote
     hand_over_intervals: int | None = None  # so long a hand-over waits for handlers, if the run limits it
@@ -107,7 +111,13 @@ class JournalReader:
             kind = line["e"]
             if kind == "start":
                 life = self._life[file] = Life(
-                    line["name"], line["client"], line["pid"], line["group"], line["delivery"], line["ns"]
+                    line["name"],
+                    line["client"],
+                    line["pid"],
+                    line["group"],
+                    line["delivery"],
+                    line["ns"],
+                    lanes=line.get("lanes", 0),
                 )
                 if line["client"]:
                     self.evidence.lives[line["client"]] = life
@@ -125,6 +135,8 @@ class JournalReader:
                 self.evidence.faults.append(Fault(line["ns"], "kill", self._life[file].client))
             elif kind in ("begin", "end", "ack"):
                 self._delivery(self._life[file].client, kind, line)
+            elif kind == "fail" and self._life[file].lanes:
+                self._delivery(self._life[file].client, "again", line)
             elif kind == "fail" and self._life[file].delivery == "at_most_once":
                 self._delivery(self._life[file].client, "end", line)  # it is not tried again, so this was its end
 
@@ -135,7 +147,11 @@ class JournalReader:
                 delivery = Delivery(client, line["tok"], line["t"], line["p"], offset, line["ns"], line["gate"])
                 self.evidence.deliveries.append(delivery)
                 self._open[key] = delivery
+                if "k" in line:
+                    self.evidence.keys[line["t"], line["p"], offset] = line["k"]
             elif kind == "end":
                 self._open[key].end_ns = line["ns"]
+            elif kind == "again":
+                self._open[key].end_ns = self._open[key].again_ns = line["ns"]
             else:
                 self._open[key].ack_ns = line["ns"]

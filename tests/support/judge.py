@@ -158,6 +158,8 @@ def _log(evidence: Evidence, number: int, root: bytes, count: int) -> neutral.Ev
         gone_ms=min(gone_ns) / NS if gone_ns else -1,
         settled=evidence.settled.get(number),
         acted_to={life.client: -1 for life in lives if life.exit_code != CLEAN},
+        lanes={life.client: lambda *place: evidence.keys.get(place) for life in lives if life.lanes},
+        workers={life.client: life.lanes for life in lives if life.lanes},
     )
     if evidence.hand_over_intervals is not None:
         found.hand_over_intervals = evidence.hand_over_intervals
@@ -208,7 +210,7 @@ def _deliveries(evidence: Evidence, groups: tuple[str, ...]) -> Iterator[neutral
                 _ms(d.end_ns),
                 d.token,
             )
-            found.ack_ms = _ms(d.ack_ns)
+            found.ack_ms, found.again_ms = _ms(d.ack_ns), _ms(d.again_ns)
             yield found
 
 

@@ -35,6 +35,7 @@ from marshal_py.transport.kafka import KafkaLog, KafkaTransport
 from tests.support.journal import Journal
 
 POOL_THREADS = 3
+LANES = 8
 POOL_QUEUE_MAX = 40  # chunks that wait for a thread; more would only make a stop slow
 FETCH_EXPIRES_S = 0.3
 FLUSH_TIMEOUT_S = 20.0
@@ -58,7 +59,7 @@ class Settings:
     coordination_partitions: int = 2
     seed: int = 0
     delivery: str = "at_least_once"
-    style: str = "single"  # or batch
+    style: str = "single"  # or batch, or process: `Consumer.process` with LANES workers, in the order of each key
     batch_max: int = 50
     handler_ms: list[int] = field(default_factory=lambda: [0, 0, 1, 1, 2, 5, 20])
     fails: float = 0.01  # the probability that a handler raises
@@ -129,6 +130,7 @@ class Worker:
             group=settings.group,
             delivery=settings.delivery,
             seed=settings.seed,
+            lanes=LANES if settings.style == "process" else 0,
         )
         beat = threading.Thread(target=self._beat, name="beat", daemon=True)
         beat.start()
@@ -161,6 +163,10 @@ class Worker:
                 self.journal.write("joined")
                 if settings.delivery == "at_most_once":
                     self._fetch_all(consumer, self._handle_here)
+                    return
+                if settings.style == "process":
+                    with consumer.process(self._handle_in_lane, workers=LANES) as running:
+                        running.wait()
                     return
                 pool = [
                     threading.Thread(target=self._work, args=(settings.seed * 31 + i,), name=f"pool-{i}")
@@ -243,6 +249,21 @@ class Worker:
         self.journal.write("end", **chunk.line())
         for message in chunk.messages:
             message.ack()
+
+    def _handle_in_lane(self, message: marshal_py.Message) -> None:
+        chunk, begin_ns = Chunk([message]), time.monotonic_ns()
+        self.journal.write(
+            "begin",
+            gate=min(getattr(WatchedClock.seen, "ns", begin_ns), begin_ns),
+            k=(message.key or b"").decode(),
+            **chunk.line(),
+        )
+        try:
+            self._handler(self.random, True)
+        except HandlerError:
+            self.journal.write("fail", **chunk.line())
+            raise
+        self.journal.write("end", **chunk.line())
 
     def _work(self, seed: int) -> None:
         chance = random.Random(seed)
