@@ -1,13 +1,14 @@
 """The calls of a simulated user that do not receive: `flush`, `double_ack`, `seek`, `pause`, `resume`, `in_progress`.
 
-Other threads of the program make them while it receives, so each may come at any step of a call that waits. What a call
-promised is noted for the auditor. When all is healed the user resumes what he has paused, and makes none but
-`in_progress` from then on.
+Other threads of the program make them while it receives, so each may come at any step of a call that waits. A call that
+waits may also be cancelled, as asyncio does. When the consumer stops or drains, some calls follow closely, `stop`,
+`drain` and `close` among them. What a call promised is noted for the auditor. When all is healed the user resumes what
+he has paused, and makes none but `in_progress` from then on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
@@ -16,12 +17,12 @@ from marshal_py.client.messages.acks import Ack, Acked
 from marshal_py.client.messages.message import Handles, Message
 from marshal_py.client.receive import receiving
 from marshal_py.client.receive.confirmations import Confirmations
-from marshal_py.client.receive.ending import Ending
+from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.errors import AckNotConfirmed, ClaimLost, MarshalError
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_sim.cluster.environment import ClientEnvironment
 from marshal_sim.cluster.faults import spread
-from marshal_sim.cluster.front import Front
+from marshal_sim.cluster.front import CallSteps, Front
 from marshal_sim.cluster.handling import Handling
 from marshal_sim.cluster.process import Process
 from marshal_sim.judge.evidence import Confirmation, Delivery, Seek, Touch, UserPause
@@ -29,6 +30,7 @@ from marshal_sim.judge.evidence import Confirmation, Delivery, Seek, Touch, User
 DOUBLE_ACKS: Final = 0.2  # the share of acks that wait for the log
 HANDLES: Final = 4  # of so many other acks one comes by a handle
 GAP_INTERVALS: Final = 2  # between two calls at most
+AMID_MAX: Final = 6  # calls amid a stop or a drain
 BACK_MAX: Final = 20  # by so many offsets a seek goes back or on at most
 FRESH_INTERVALS: Final = 2  # a handler reports that it is at work for so long: one that hangs does not
 
@@ -89,9 +91,35 @@ class OtherCalls:
             self._in_progress()
             self._schedule()
         else:
-            calls = (self._flush, self._seek, self._pause, self._pause, self._in_progress)
+            calls = (self._flush, self._seek, self._pause, self._pause, self._in_progress, self._front.cancel)
             calls[int(environment.rng.random() * len(calls))]()
             self._schedule()
+        self._front.poke()
+        self._process.ran()
+
+    # --- amid a stop or a drain
+
+    def amid(self, stop: Callable[[float], None], drain: Callable[[float], None]) -> None:
+        """Has some calls follow within an interval, most of them within some ms, as a stop takes no longer."""
+        rng = self._environment.rng
+        for _ in range(int(rng.random() * (AMID_MAX + 1))):
+            self._environment.schedule(spread(rng, 1, self._interval_ms), self._process, self._amid, (stop, drain))
+
+    def _amid(self, ends: tuple[Callable[[float], None], Callable[[float], None]]) -> None:
+        ending, rng, (stop, drain) = self._ending, self._environment.rng, ends
+        if self._environment.healed or ending.done:
+            return
+        context, draw = self._driver.context, int(rng.random() * 10)
+        if draw < 2:
+            drain(self._timeout_s())
+        elif draw == 2:
+            stop(LEAVE_TIMEOUT_S)
+        elif draw == 3:  # `close` stops all consumers, within what is left of the time of all
+            stop(max(0.0, context.end_budget.deadline(LEAVE_TIMEOUT_S) - context.monotonic()))
+        elif draw == 4:
+            self._front.cancel()
+        elif not ending.over:  # else they raise ConsumerClosed
+            (self._flush, self._flush, self._seek, self._seek, self._pause)[draw - 5]()
         self._front.poke()
         self._process.ran()
 
@@ -123,12 +151,20 @@ class OtherCalls:
             return acked
 
         steps = self._confirmations.accepted(acks, timeout_s)
-        self._front.begin(steps, lambda _, error: self._confirmed(since_ms, error, of))
+        self._begin(steps, lambda _, error: self._confirmed(since_ms, error, of))
 
     def _flush(self) -> None:
         since_ms = self._environment.now_ms
         steps = self._confirmations.flush(self._timeout_s())
-        self._front.begin(steps, lambda _, error: self._confirmed(since_ms, error, None))
+        self._begin(steps, lambda _, error: self._confirmed(since_ms, error, None))
+
+    def _begin(
+        self,
+        steps: CallSteps,
+        ended: Callable[[Any, MarshalError | None], None],
+        cancelled: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._front.begin(steps, ended, cancelled=cancelled)
 
     def _timeout_s(self) -> float:
         return spread(self._environment.rng, 1, 4 * self._interval_ms) / 1000
@@ -158,7 +194,10 @@ class OtherCalls:
         deadline = self._driver.context.monotonic() + self._timeout_s()
         self._seeks = True
         steps = receiving.seek(self._driver, self._ending, tp, position, deadline)
-        self._front.begin(steps, lambda _, error: self._sought(tp, position, error))
+        self._begin(steps, lambda _, error: self._sought(tp, position, error), self._seek_cancelled)
+
+    def _seek_cancelled(self) -> None:
+        self._seeks = False  # whether the position has moved is unknown
 
     def _sought(self, tp: TopicPartition, position: int, error: MarshalError | None) -> None:
         self._seeks = False

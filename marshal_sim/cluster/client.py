@@ -412,8 +412,8 @@ class Client(Process):
             return
         if driver.ended or self.ending.reason:
             return
-        if wait_ms and self.user is not None:
-            self.user.drain(wait_ms / 1000)
+        if self.user is not None:
+            self.user.leave(wait_ms / 1000, LEAVE_TIMEOUT_S)
         else:
             self.front.begin(self.ending.stop(LEAVE_TIMEOUT_S), lambda *_: None)
         self.front.poke()

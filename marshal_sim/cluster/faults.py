@@ -70,8 +70,9 @@ LIFE_RUN_KINDS: Final = ("create_race",)
 # Kinds that a caller may ask for; some seeds have those of DRAWN_RUN_KINDS without. `witness`: clients keep
 # wills; some die, and a witness publishes the will after any delay, in part or twice; others live although their
 # witness has lost sight of them (T19). `answers`, a property of the whole run: handlers give messages back and end
-# them, and there is a dead-letter topic (D14, D15). `calls`, one too: users also flush, seek, pause partitions and
-# stop, from other threads, and a thread may be stopped while the rest of its process goes on. `behind`, one too:
+# them, and there is a dead-letter topic (D14, D15). `calls`, one too: users also flush, seek, pause partitions,
+# stop, drain and close, from other threads and amid a stop or drain, and cancel calls that wait; and a thread may be
+# stopped while the rest of its process goes on. `behind`, one too:
 # consumers release partitions on which they fall behind (D16). `lanes`, one too: half of the consumers handle messages
 # by `process`.
 ASKED_KINDS: Final = ("witness",)

@@ -26,17 +26,18 @@ CallSteps = Generator[Wait | Reserved, Any, Any]
 
 
 class Call:
-    """Stands for one call of the user that runs. `ended(result, error)` is called once, at its end."""
+    """Stands for one call of the user that runs. Once it calls `ended(result, error)`, at its end, or `cancelled()`."""
 
-    __slots__ = ("due_ms", "ended", "reserved", "steps", "wait")
+    __slots__ = ("cancelled", "due_ms", "ended", "reserved", "steps", "wait")
 
     def __init__(
         self,
         steps: CallSteps,
         ended: Callable[[Any, MarshalError | None], None],
         reserved: Callable[[Call, Reserved], None] | None,
+        cancelled: Callable[[], None] | None,
     ) -> None:
-        self.steps, self.ended, self.reserved = steps, ended, reserved
+        self.steps, self.ended, self.reserved, self.cancelled = steps, ended, reserved, cancelled
         self.wait: Wait | None = None
         self.due_ms: int = 0
 
@@ -55,9 +56,13 @@ class Front:
         steps: CallSteps,
         ended: Callable[[Any, MarshalError | None], None],
         reserved: Callable[[Call, Reserved], None] | None = None,
+        cancelled: Callable[[], None] | None = None,
     ) -> Call:
-        """Begins a call. `reserved(call, messages)` is called when an iteration has some; then `go_on` continues it."""
-        call = Call(steps, ended, reserved)
+        """Begins a call. `reserved(call, messages)` is called when an iteration has some; then `go_on` continues it.
+
+        `cancelled()`: called instead of `ended` when the call is cancelled at a wait; None if it never is.
+        """
+        call = Call(steps, ended, reserved, cancelled)
         self.go_on(call)
         return call
 
@@ -125,6 +130,17 @@ class Front:
         self._process.ran()
 
     # --- what happens meanwhile
+
+    def cancel(self) -> None:
+        """Cancels a call at its present wait, as asyncio cancels the task that awaits it."""
+        calls = [call for call in self._waiting if call.cancelled is not None]
+        if calls:
+            call = calls[int(self._process.environment.rng.random() * len(calls))]
+            self._waiting.remove(call)
+            call.wait = None
+            call.steps.close()
+            assert call.cancelled is not None
+            call.cancelled()
 
     def look(self) -> None:
         """Notes what has happened in the process: calls that wait for it will go on."""

@@ -9,7 +9,7 @@ the auditor reads.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final
 
 from marshal_py.client.delivery.buffers import Reserved
@@ -109,13 +109,13 @@ class User:
         if self.way == "fetch":
             receiving.queue.begin()
             request = check_fetch(self._batch, None, interval_s, 1 if self._some else self._batch, None)
-            self.front.begin(receiving.fetch(request), self._fetched)
+            self.front.begin(receiving.fetch(request), self._fetched, cancelled=self._cancelled)
             return
         demand = receiving.demand()
         if self.way == "consume":
             asked = check_consume(self._batch, None, CONSUME_EXPIRES_S, None, None, None)
             demand = receiving.consuming(asked)
-        self.front.begin(receiving.iterate(demand), self._iterated, self._reserved)
+        self.front.begin(receiving.iterate(demand), self._iterated, self._reserved, self._cancelled)
 
     def _fetched(self, batch: Any, error: MarshalError | None) -> None:
         self._returns()
@@ -136,7 +136,16 @@ class User:
         """Notes that the iteration has ended, because the consumer stops, drains or has ended."""
         self._end(error)
         if error is None and self._ending.draining:
-            self.front.begin(self._ending.finish_drain(), lambda *_: None)
+            self._finish_drain()
+
+    def _cancelled(self) -> None:
+        """Asks again, for a call was cancelled. A drain then ends as in `AsyncConsumer`."""
+        self._returns()
+        self._iteration = None
+        if self.way != "fetch" and self._ending.draining:
+            self._iterated(None, None)
+        else:
+            self._later(self.go_on)
 
     def _end(self, error: MarshalError | None) -> None:
         """Ends the user's loop. He did nothing that a call could object to, so only the end of the consumer does."""
@@ -145,15 +154,58 @@ class User:
         if error is not None and not self._ending.over:
             raise error
 
+    # --- its end, which any of its threads may ask for at any time
+
+    def leave(self, wait_s: float, timeout_s: float) -> None:
+        """Drains the consumer if its handlers have time, `wait_s`, else stops it. Other calls may come amid that."""
+        self.drain(wait_s) if wait_s else self.stop(timeout_s)
+        if self._others is not None:
+            self._others.amid(self.stop, self.drain)
+
     def drain(self, wait_s: float) -> None:
         """Drains the consumer, as `Consumer.drain` does: an iteration that runs delivers the rest first."""
-        now_ms, group = self.environment.now_ms, self._member.name
-        self.environment.evidence.drains.append(Drain(group, self.process.number, now_ms, now_ms + 1_000 * wait_s))
+        now_ms, number = self.environment.now_ms, self.process.number
+        until_ms = self._ends_drains(now_ms + 1_000 * wait_s)
+        self.environment.evidence.drains.append(Drain(self._member.name, number, now_ms, until_ms))
         self._receiving.queue.drain()
         self._ending.drain(wait_s)
         receives = self.way != "process" or (self._handling is not None and self._handling.drain(wait_s))
         if self.way == "fetch" or self.over or not self._began or not receives:
-            self.front.begin(self._ending.finish_drain(), lambda *_: None)
+            self._finish_drain()
+
+    def _finish_drain(self) -> None:
+        self.front.begin(self._ending.finish_drain(), self._left, cancelled=self._finish_drain_later)
+
+    def _finish_drain_later(self) -> None:
+        self._later(self._finish_drain)
+
+    def stop(self, timeout_s: float) -> None:
+        """Stops the consumer, as `Consumer.stop` does."""
+        self._ends_drains(self.environment.now_ms)
+        self.front.begin(self._ending.stop(timeout_s), self._left, cancelled=lambda: self._later(self.stop, timeout_s))
+
+    def _left(self, _: None, error: MarshalError | None) -> None:
+        assert error is None
+        self._ending.close()
+
+    def _later(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Makes a call within an interval, for example one again that was cancelled."""
+
+        def again(_: None) -> None:
+            call(*arguments)
+            self.process.ran()
+
+        self.environment.schedule(spread(self.environment.rng, 1, self._options.interval_ms), self.process, again)
+
+    def _ends_drains(self, until_ms: float) -> float:
+        """Notes that the drains of this consumer give its handlers no time after `until_ms`: of several deadlines the
+        earliest counts. Returns that."""
+        drains, number = self.environment.evidence.drains, self.process.number
+        for at, one in enumerate(drains):
+            if one.client == number:
+                until_ms = min(until_ms, one.until_ms)
+                drains[at] = one._replace(until_ms=until_ms)
+        return until_ms
 
     # --- by `process`
 
@@ -180,7 +232,7 @@ class User:
     def _received(self, error: MarshalError | None) -> None:
         """Notes that a `process` receives no more: a drain of the consumer goes on then."""
         if error is None and self._ending.draining:
-            self.front.begin(self._ending.finish_drain(), lambda *_: None)
+            self._finish_drain()
 
     def _processed(self, error: MarshalError | None) -> None:
         """Notes that a `process` has ended."""
@@ -188,12 +240,7 @@ class User:
         if error is not None or self._ending.over or self._ending.draining:
             self._end(error)
             return
-        pause_ms = spread(self.environment.rng, 1, self._options.interval_ms)
-        self.environment.schedule(pause_ms, self.process, self._begin_again)
-
-    def _begin_again(self, _: None) -> None:
-        self._receive()
-        self.process.ran()
+        self._later(self._receive)
 
     # --- between calls
 
@@ -232,11 +279,10 @@ class User:
         return bool(here) if self._at_most_once else len(here) >= self._concurrency * max(1, len(self._member.claims))
 
     def _ask(self) -> None:
-        if self.way == "fetch":
+        call = self._iteration
+        if call is None:
             self._receive()
             return
-        call = self._iteration
-        assert call is not None
         self._ask_again()
         self.front.go_on(call)
 

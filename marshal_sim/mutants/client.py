@@ -18,13 +18,13 @@ from marshal_py.client.delivery.redelivery import Redelivering, blocked, redeliv
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.acks import Ack, Delivered, LostAcks
 from marshal_py.client.messages.dead_letters import DeadLetters, Letter
-from marshal_py.client.messages.message import Message
+from marshal_py.client.messages.message import Batch, Message
 from marshal_py.client.ranges.microbatches import End, MicroBatches, Planned
 from marshal_py.client.ranges.ranges import ClaimedRange
 from marshal_py.client.receive import confirmations, receiving
 from marshal_py.client.receive.confirmations import Confirmations
 from marshal_py.client.receive.ending import Ending
-from marshal_py.client.values.requests import message_bytes
+from marshal_py.client.values.requests import Request, message_bytes
 from marshal_py.client.values.waits import Change, Steps
 from marshal_py.errors import ClaimLost
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase, Spans, log_has
@@ -400,6 +400,63 @@ def c29() -> list[Patch]:
     return [(Delivered, "touch", lambda self, first, stop: None)]
 
 
+def c30() -> list[Patch]:
+    flush = Confirmations.flush
+
+    def given_up(self: Confirmations, timeout_s: float, after: int | None = None) -> Steps[None]:
+        """Counts the messages that wait to be delivered again as finished, if the consumer drains."""
+        queue = self._driver.queue
+        drains = isinstance(queue, DeliveryQueue) and queue.left() < sys.maxsize
+        for claim in self._member.claims.values() if drains else ():
+            found = claim.tracker.redeliveries if isinstance(claim.tracker, AtLeastOnce) else None
+            for one in found.waiting.values() if found is not None and not claim.sealed else ():
+                one.run.finish(one.at)
+        return flush(self, timeout_s, after)
+
+    return [(Confirmations, "flush", given_up)]
+
+
+def c31() -> list[Patch]:
+    drain = Ending.drain
+
+    def of_a_drain(self: Ending, wait_s: float) -> None:
+        """Gives the handlers no more time, because it drains already."""
+        drain(self, 0.0 if self.draining else wait_s)
+
+    return [(Ending, "drain", of_a_drain)]
+
+
+def c32() -> list[Patch]:
+    stop = Ending.stop
+
+    def cut_short(self: Ending, timeout_s: float) -> Steps[None]:
+        """Takes all that a drain has delivered for finished."""
+        with self._context.lock:
+            for claim in self._driver.member.claims.values() if self.draining else ():
+                if isinstance(claim.tracker, AtLeastOnce) and not claim.sealed:
+                    for run in claim.tracker.runs:
+                        for index in range(run.delivered):
+                            run.finish(index)
+        yield from stop(self, timeout_s)
+
+    return [(Ending, "stop", cut_short)]
+
+
+def c33() -> list[Patch]:
+    fetch = receiving.Receiving.fetch
+
+    def lost(self: receiving.Receiving, request: Request) -> Steps[Batch[Any, Any]]:
+        """Delivers what has come to the call that is cancelled, so to nobody."""
+        try:
+            return (yield from fetch(self, request))
+        except GeneratorExit:
+            with self._context.outbox, self._context.lock:
+                self.queue.take(request.most, request.max_bytes, self._context.clock.now())
+            raise
+
+    return [(receiving.Receiving, "fetch", lost)]
+
+
 _AMO: Final = {"mode": AT_MOST_ONCE}
 _ALO: Final = {"mode": AT_LEAST_ONCE}
 _MANY: Final = {**_ALO, "rate": 60, "intervals": 8}
@@ -448,4 +505,8 @@ PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...],
     ("C27", "more is delivered than may wait for acks", c27, ("calls",), _ALO),
     ("C28", "a topic that grows is not looked at again", c28, ("grow",), {}),
     ("C29", "a handler that reports that it is at work is not heard", c29, ("calls", "stuck_handler"), _ALO),
+    ("C30", "a flush amid a drain counts what was given back as done", c30, ("calls", "answers", "leave"), _ALO),
+    ("C31", "a second drain ends the first", c31, ("calls", "leave", "slow_handler"), _ALO),
+    ("C32", "a stop amid a drain counts what handlers have as done", c32, ("calls", "leave", "slow_handler"), _ALO),
+    ("C33", "a fetch that is cancelled loses what had come", c33, ("calls",), _ALO),
 )

@@ -916,6 +916,10 @@ QUICK = (
     "C27",
     "C28",
     "C29",
+    "C30",
+    "C31",
+    "C32",
+    "C33",
     "P4",
     "P7",
     *(f"K{number}" for number in range(1, 13)),
@@ -1011,7 +1015,7 @@ def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
     others |= {"R1", "R2", "R3", "R4", "R5", "L1", "L2", "L3", "P1", "P2", "P3", "P4", "P5", "P6"}
     others |= {"P7", "W1", "W2", "O1", "O2"}
     others |= {"U1", "U2", "U3"}
-    others |= {f"C{n}" for n in range(1, 30)} | {f"K{n}" for n in range(1, 13)}
+    others |= {f"C{n}" for n in range(1, 34)} | {f"K{n}" for n in range(1, 13)}
     assert set(MUTANTS) - wanted == others
     assert wanted - set(MUTANTS) == set(COUNTED) == {"X3", "X12"}
 
