@@ -321,6 +321,24 @@ def test_what_a_handler_sets_in_its_context_is_gone_with_it(memory: MemoryTestCl
     assert found == [(-1, True)] * 20
 
 
+def test_a_freed_worker_begins_with_the_next_message_in_the_same_turn(memory: MemoryTestCluster) -> None:
+    topic, seen = fill(memory, 20, keys=20), []
+
+    async def main() -> None:
+        async def handle(message: Message) -> None:
+            seen.append("begins")
+            await until(lambda: message.offset or work.stats().waiting == 19, "the others wait")
+            await asyncio.sleep(0.001)
+            if message.offset < 19:
+                asyncio.get_running_loop().call_soon(seen.append, "next turn")
+
+        async with opened(memory, topic) as consumer, consumer.process(handle, workers=1) as work:
+            await until(lambda: work.stats().finished == 20, "all are handled")
+
+    asyncio.run(main())
+    assert seen == ["begins"] + ["begins", "next turn"] * 19
+
+
 def test_handlers_that_do_not_wait_let_other_tasks_run(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -656,6 +656,35 @@ def test_the_window_bounds_what_is_behind_a_message_that_is_not_finished(memory:
         journal.handled(100)
 
 
+def test_while_enough_waits_for_all_workers_more_comes_in_steps(memory: MemoryTestCluster) -> None:
+    """A step is an eighth of the window. Where a worker would find nothing, each message comes at once."""
+    topic, may = fill(memory, 100, keys=100), threading.Semaphore(0)
+    journal = Journal(lambda _: may.acquire(timeout=DEADLINE_S))
+
+    def comes_below(consumer: Consumer, finished: int) -> int:
+        until(lambda: work.stats().finished == finished, f"{finished} are finished")
+        with consumer._context.lock:
+            (claim,) = consumer._driver.member.claims.values()
+            claim.settle()
+            bounds = consumer._queue.window.process
+            assert bounds is not None
+            return bounds.end_of(claim)
+
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(journal, workers=1, window=32) as work,
+    ):
+        until(lambda: work.stats().waiting == 31, "the window is full")
+        ends = []
+        for finished in range(1, 6):
+            may.release()
+            ends.append(comes_below(consumer, finished))
+        assert ends == [32, 32, 32, 36, 36]
+        may.release(95)
+        journal.handled(100)
+
+
 def test_a_consumer_whose_handlers_are_all_busy_is_healthy(memory: MemoryTestCluster) -> None:
     """It goes on asking while they work and its lanes are full: no probe of a container may end it for that."""
     topic, hold = fill(memory, 100, keys=100), threading.Event()

@@ -54,6 +54,7 @@ class AsyncProcess(Running[K_co, V_co]):
         self._starting: asyncio.Task[None] | None = None  # has not begun; it will begin the next one
         self._turn_until = 0.0  # monotonic
         self._turning = False  # all tasks wait for the next turn
+        self._resumed = False  # a handler that waited goes on, so others have had a turn
         self._drained = False
         self._patience_s = LEAVE_TIMEOUT_S  # for handlers that run when it ends
         self._ended: asyncio.Event = asyncio.Event()
@@ -181,8 +182,9 @@ class AsyncProcess(Running[K_co, V_co]):
         self._begin()
 
     async def _work(self) -> None:
-        """Handles messages or batches while any is ready, and gives other tasks a turn every TURN_S. It takes them
-        itself: a task that is cancelled before it begins has none."""
+        """Handles messages or batches while any is ready, and gives other tasks a turn every TURN_S, unless its handler
+        has waited: then the next one begins in the turn in which that one ended. It takes them itself: a task that is
+        cancelled before it begins has none."""
         task, self._starting = self._starting, None
         assert task is not None
         while (handling := self._next()) is not None:
@@ -191,7 +193,8 @@ class AsyncProcess(Running[K_co, V_co]):
             await handling
             if task.cancelling():  # its handler has caught it; it must not end the next one
                 return
-            if time.monotonic() >= self._turn_until:
+            resumed, self._resumed = self._resumed, False
+            if not resumed and time.monotonic() >= self._turn_until:
                 if not self._turning:
                     self._turning = True
                     asyncio.get_running_loop().call_soon(self._turn)
@@ -256,10 +259,12 @@ class AsyncProcess(Running[K_co, V_co]):
         limit: asyncio.Timeout | None = None
         try:
             result = context.run(self._handler, given)
-            if not inspect.isawaitable(result):
-                rule = "a coroutine function; Consumer.process calls plain ones, on threads"
-                return None, InvalidOption("handler", self._handler, rule), True
-            handling = _in_context(context, result if inspect.iscoroutine(result) else _awaiting(result))
+            if not inspect.iscoroutine(result):
+                if not inspect.isawaitable(result):
+                    rule = "a coroutine function; Consumer.process calls plain ones, on threads"
+                    return None, InvalidOption("handler", self._handler, rule), True
+                result = _awaiting(result)
+            handling = self._in_context(context, result)
             if self._timeout_s is None:
                 returned = await handling
             else:
@@ -274,24 +279,27 @@ class AsyncProcess(Running[K_co, V_co]):
             return None, raised, None
         return answered(returned)
 
+    @types.coroutine
+    def _in_context(
+        self, context: contextvars.Context, handler: Coroutine[Any, Any, object]
+    ) -> Generator[Any, Any, object]:
+        """Awaits a handler in the context in which it was called, as its own task would: the next one does not find
+        what it sets."""
+        run = context.run
+        try:
+            waits = run(handler.send, None)
+            while True:
+                try:
+                    result = yield waits
+                except BaseException as error:
+                    self._resumed = True
+                    waits = run(handler.throw, error)
+                else:
+                    self._resumed = True
+                    waits = run(handler.send, result)
+        except StopIteration as returned:
+            return returned.value
+
 
 async def _awaiting(handler: Awaitable[object]) -> object:
     return await handler
-
-
-@types.coroutine
-def _in_context(context: contextvars.Context, handler: Coroutine[Any, Any, object]) -> Generator[Any, Any, object]:
-    """Awaits a handler in the context in which it was called, as its own task would: the next one does not find what it
-    sets."""
-    run = context.run
-    try:
-        waits = run(handler.send, None)
-        while True:
-            try:
-                result = yield waits
-            except BaseException as error:
-                waits = run(handler.throw, error)
-            else:
-                waits = run(handler.send, result)
-    except StopIteration as returned:
-        return returned.value

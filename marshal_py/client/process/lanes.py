@@ -59,13 +59,14 @@ class Lane:
 
 
 class Held:
-    """What the lanes have of one claim: messages that wait or are parked, and bytes of those that wait."""
+    """What the lanes have of a claim: messages, bytes of those that wait, and the offset below which more may come."""
 
-    __slots__ = ("messages", "size_bytes")
+    __slots__ = ("end", "messages", "size_bytes")
 
     def __init__(self) -> None:
         self.messages: int = 0
         self.size_bytes: int = 0
+        self.end: int = 0
 
 
 class Lanes:
@@ -127,7 +128,7 @@ class Lanes:
         while self.ready:
             lane = self.ready.popleft()
             may = lane.waiting and not lane.blocked
-            if may and (shut := self.shut.get(claim_of(lane.waiting[0]))) is not None:
+            if may and self.shut and (shut := self.shut.get(claim_of(lane.waiting[0]))) is not None:
                 shut.append(lane)
                 continue
             lane.queued = False
@@ -220,7 +221,7 @@ class Lanes:
 
     def follows_dead(self, message: AnyMessage) -> bool:
         """Returns whether a message of the lane of this one, which works, became a dead letter under the same claim."""
-        return self._of_message[id(message)].key in self._dead.get(claim_of(message), ())
+        return bool(self._dead) and self._of_message[id(message)].key in self._dead.get(claim_of(message), ())
 
     # --- what is given up
 
@@ -282,9 +283,7 @@ class Lanes:
         return found
 
     def all_parked(self) -> list[AnyMessage]:
-        if not self.parked:
-            return []
-        return [message for lane in self._lanes.values() for message in lane.parked]
+        return [message for lane in self._lanes.values() for message in lane.parked] if self.parked else []
 
     # --- parts
 

@@ -52,6 +52,7 @@ HOLDS: Final = {
     "ready": "it waits",
     "": "no handler has it",
 }
+STEPS: Final = 8  # in so many parts of `window` messages come, while enough of them wait for their handlers
 KEY_CHARS_MAX: Final = 80  # of a key in a report
 IDLE_S: Final = 0.5  # how long a worker waits for a message before it looks whether it must end
 FOLLOWS: Final = "it follows a dead letter of its key"
@@ -140,16 +141,20 @@ class Processing(Generic[K_co, V_co]):
 
     def end_of(self, claim: Claim) -> int:
         """Returns the offset below which messages of a claim may come. Called with the Marshal's lock held. It is
-        `window` above the lowest unfinished message, so that a heartbeat can name all that is finished between. Nothing
-        comes while the claim's share of `prefetch_bytes` waits in lanes, nor while anything of a careful claim (D11)
-        does."""
+        `window` above the lowest unfinished message, so that a heartbeat can name all that is finished between; in
+        steps while lanes are ready for all workers, as one message takes as long to receive as hundreds. Nothing comes
+        while the claim's share of `prefetch_bytes` waits in lanes, nor while anything of a careful claim (D11) does."""
         tracker, held = claim.tracker, self._lanes.held.get(claim)
         assert isinstance(tracker, AtLeastOnce)  # check_settings
-        if self.over or (claim.one_by_one and tracker.awaited):
+        full = held is not None and held.size_bytes >= self._share_bytes
+        if self.over or full or (claim.one_by_one and tracker.awaited):
             return 0
-        if held is not None and held.size_bytes >= self._share_bytes:
-            return 0
-        return tracker.unfinished_from() + self.settings.window
+        end = tracker.unfinished_from() + self.settings.window
+        if held is None:
+            return end
+        if not 0 < end - held.end < self.settings.window // STEPS or self.ready() < self.settings.workers:
+            held.end = end
+        return held.end
 
     def take(self, message: Message[K_co, V_co]) -> None:
         """Puts a message that has come into its lane. What the key function raises ends the `process`; no handler had

@@ -77,7 +77,8 @@ NOT_BEGUN: Final = Answer()  # no handler has begun
 def answered(result: object) -> Answer:
     """Returns what comes of a handler that has returned this."""
     try:
-        check_returned(result)
+        if result is not None:  # it is None nearly always
+            check_returned(result)
     except InvalidOption as refused:
         return Answer(error=refused, ends=True)
     return Answer(result)
