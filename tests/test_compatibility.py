@@ -1,4 +1,4 @@
-"""What programs and scripts use stays: public names, their parameters, commands, their options. They only grow.
+"""What programs and scripts use stays: public names, parameters, commands, options, exit codes. They only grow.
 
 `python -m tests.test_compatibility` writes tests/fixtures/public.json anew. Elsewhere: documents of --json
 (tests/cli/test_documents.py), bytes (tests/protocol/test_codec.py), the fold (tests/cli/test_fold_4.py).
@@ -13,7 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from marshal_py.admin.views import diagnosis
+from marshal_py.cli import output
 from marshal_py.cli.app import COMMANDS, load
+from tests.support.command_line import invoke
 from tests.test_exports import PUBLIC_MODULES, public_objects
 
 KEPT = Path(__file__).parent / "fixtures" / "public.json"
@@ -21,6 +26,10 @@ HOW = (
     "programs use these: bring back what is gone, and let it warn for at least one minor release (CHANGELOG.md, What "
     "stays compatible). If you must break them, CHANGELOG.md says what to write instead. Before each release "
     "`python -m tests.test_compatibility` keeps what came up"
+)
+HOW_CODES = (
+    "scripts branch on exit codes: give a new outcome its own code, and keep the old ones. If you must change one, "
+    "do it in a major release; CHANGELOG.md and docs/command-line.md say what scripts do then"
 )
 Surface = dict[str, dict[str, list[str]]]
 
@@ -89,6 +98,35 @@ def test_what_is_gone_is_told() -> None:
     old: Surface = {"calls": {"connect": ["client_id", "timeout_s"]}, "commands": {"pause": [], "top": []}}
     new: Surface = {"calls": {"connect": ["client_id", "last_will"]}, "commands": {"pause": ["--for"]}}
     assert list(losses(old, new)) == ["calls: connect has no timeout_s", "commands: top is gone"]
+
+
+@pytest.mark.parametrize("name", sorted(surface()["commands"]))
+def test_a_command_line_that_cannot_be_read_has_a_code_of_its_own(name: str) -> None:
+    expected = 3 if name == "check" else 2  # 2 of `check` is a group in trouble
+    assert invoke([*name.split(), "--nonsense"]).exit_code == expected, HOW_CODES
+
+
+def test_exit_codes_stay(tmp_path: Path) -> None:
+    """Of each outcome. Signals and pipes end real commands in tests/cli/test_commands.py and test_audit.py."""
+    missing = str(tmp_path / "missing")
+    found = {
+        "done": invoke(["schema", "state"]).exit_code,
+        "failed": invoke(["state", "billing", "--dump", missing]).exit_code,
+        "refused": invoke(["top"]).exit_code,
+        "unknown to check": invoke(["check", "billing", "--dump", missing]).exit_code,
+        "interrupted": output.INTERRUPTED,
+        "its reader has gone": output.BROKEN_PIPE,
+    }
+    expected = {
+        "done": 0,
+        "failed": 1,
+        "refused": 1,
+        "unknown to check": 3,
+        "interrupted": 130,
+        "its reader has gone": 141,
+    }
+    assert found == expected, HOW_CODES
+    assert diagnosis.EXIT_CODES == {"ok": 0, "warn": 1, "fail": 2, "unknown": 3}, HOW_CODES
 
 
 if __name__ == "__main__":
