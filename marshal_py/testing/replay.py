@@ -132,7 +132,7 @@ def replay(
       what an instance remembers is lost with its session. None only folds.
     - `group`: None is the dump's only one.
     - `topic`: reads the messages from the cluster, by `marshal.topic(name)`. `messages`: has them instead: a file with
-      the lines of `marshal consume --json` or `marshal topics get --json`, or messages as `Topic.get` returns them.
+      the lines of `marshal consume --json` or `marshal get --json`, or messages as `Topic.get` returns them.
       Without either each message is made, with an empty value. What the topic no longer has is not replayed.
 
     Raises FileUnusable for a dump that is damaged or whose fold disagrees with its members, InvalidOption for a group
@@ -409,7 +409,7 @@ class Header(msgspec.Struct):
 
 
 class Line(msgspec.Struct):
-    """A line of `marshal consume --json` or `marshal topics get --json`."""
+    """A line of `marshal consume --json` or `marshal get --json`."""
 
     topic: str
     partition: int
