@@ -19,6 +19,7 @@ from sequence import drawn  # beside this file
 ROOT: Final = Path(__file__).resolve().parents[1]
 COPIED: Final = ("README.md", "PROTOCOL.md", "CONTRIBUTING.md", "CHANGELOG.md", "monitoring/README.md")
 ENTRY: Final = re.compile(r"^ +- (?P<title>[^:\n]+): (?P<page>\S+\.md)$", re.MULTILINE)
+OPTION: Final = re.compile(r"(?<=<code>)--[\w-]+")  # of a command; on a telephone, a line would end after its hyphens
 MERMAID: Final = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ROW: Final = re.compile(r"^\| \[[^]]+\]\((?P<page>[^)]+)\) \| (?P<who>[^|]+) \| (?P<what>[^|]+) \|$", re.MULTILINE)
 # Spark's names come by __getattr__, where mkdocstrings, which imports nothing, does not find them.
@@ -91,6 +92,8 @@ def build() -> int:
     code = subprocess.run(command, cwd=ROOT).returncode
     if code == 0:
         shutil.rmtree(ROOT / "build/site/assets/stylesheets/classic")  # of the other variant of the theme
+        for page in (ROOT / "build/site").rglob("*.html"):
+            page.write_text(OPTION.sub(r"<nobr>\g<0></nobr>", page.read_text("utf-8")), "utf-8")
         (ROOT / "build/site/llms.txt").write_text(llms(), "utf-8")
         for name in entries():
             if not name.startswith("api/"):
