@@ -120,7 +120,7 @@ class Scene(WrittenLog):
         self.exporter.refresh()
         now: Samples = {}
         answer = self.exporter.answer("/metrics", self.now_ms)
-        for family in text_string_to_metric_families((answer.body + answer.rest).decode()):
+        for family in text_string_to_metric_families(b"".join((answer.body, *answer.rest)).decode()):
             for sample in family.samples:
                 now.setdefault(sample.name, []).append((sample.labels, sample.value))
         self.before, before = now, self.before

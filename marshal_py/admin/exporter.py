@@ -10,7 +10,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, NamedTuple, Self
@@ -38,11 +38,11 @@ class Answer(NamedTuple):
     status: int
     kind: str
     body: bytes
-    rest: bytes = b""  # not copied, because it may have megabytes
+    rest: Sequence[bytes] = ()  # not joined, because it may have megabytes
 
 
 class _Picture(NamedTuple):
-    page: bytes = b""
+    page: Sequence[bytes] = ()
     groups: int = 0
     as_of_ms: int = 0
     problem: str = "it has not refreshed yet"
@@ -152,7 +152,8 @@ def _handler(exporter: GroupsExporter) -> type[BaseHTTPRequestHandler]:
         timeout = IDLE_S
 
         def do_GET(self) -> None:
-            status, kind, *bodies = exporter.answer(self.path.partition("?")[0], time.time_ns() // 1_000_000)
+            status, kind, body, rest = exporter.answer(self.path.partition("?")[0], time.time_ns() // 1_000_000)
+            bodies = (body, *rest)
             with suppress(ConnectionError):  # who asked has gone
                 self.send_response(status)
                 self.send_header("Content-Type", kind)

@@ -37,7 +37,7 @@ class Scene(WrittenLog):
 
     def page(self) -> str:
         answer = self.exporter.answer("/metrics", self.now_ms)
-        return (answer.body + answer.rest).decode()
+        return b"".join((answer.body, *answer.rest)).decode()
 
     def samples(self) -> dict[str, list[tuple[dict[str, str], float]]]:
         """What Prometheus reads, by name."""

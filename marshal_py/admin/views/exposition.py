@@ -319,8 +319,11 @@ DIALECTS: Final = {
 }
 
 
-def page(groups: Iterable[Shown], names: str = "marshal", granularity: str = "partition", cluster: str = "") -> bytes:
-    """Returns the text. `names`: of DIALECTS; `granularity`: of GRANULARITIES; `cluster`: for dialects that name it."""
+def page(
+    groups: Iterable[Shown], names: str = "marshal", granularity: str = "partition", cluster: str = ""
+) -> list[bytes]:
+    """Returns the text in parts, which may have megabytes. `names`: of DIALECTS; `granularity`: of GRANULARITIES;
+    `cluster`: for dialects that name it."""
     dialect = DIALECTS[names]
     of_group, of_topic, of_partition = dialect.labels
     prefix = f'{dialect.cluster}="{escaped(cluster)}",' if dialect.cluster else ""
@@ -344,7 +347,7 @@ def page(groups: Iterable[Shown], names: str = "marshal", granularity: str = "pa
         (dialect.partitions, partitions),
         (dialect.ends, ends.items()),
     )
-    return b"".join([_lines(family, subjects) for families, subjects in levels for family in families])
+    return [_lines(family, subjects) for families, subjects in levels for family in families]
 
 
 def _lines(family: Family, subjects: Iterable[tuple[str, Any]]) -> bytes:
