@@ -227,7 +227,7 @@ def test_handlers_in_parallel_keep_the_order_of_each_lane(part: int) -> None:
     runs = [simulate(seed, Options(lanes=1, calls=seed % 2, answers=seed % 3 % 2)) for seed in range(12 // part)]
     runs += [simulate(seed, Options(kinds=moves, mode=AT_LEAST_ONCE)) for seed in range(8 // part)]
     assert not {run.seed: run.violations[:2] for run in runs if run.violations}
-    assert sum(run.counted["S26"] for run in runs) > 2_000 // part
+    assert sum(run.counted["S26"] for run in runs) > 1_200 // part
 
 
 # ---------------------------------------------------------------------------------------------------------------------
