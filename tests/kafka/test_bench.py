@@ -23,7 +23,10 @@ from bench.takeover import WITNESSED, Kills, beyond_spacing
 from tests.support.kafka import Cluster
 
 ROOT = Path(__file__).parents[2]
-PARTS = {"__init__", "__main__", "environment", "group_member", "load_generator", "group_load", "moves", "spark_floor"}
+PARTS = {"__init__", "__main__", "environment", "group_member", "load_generator", "group_load", "moves"} | {
+    "spark_floor",
+    "spark_session",
+}
 
 
 @pytest.fixture(scope="module")
