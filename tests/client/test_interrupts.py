@@ -58,7 +58,7 @@ def interruptible() -> Iterator[None]:
         code = None if frame is None else frame.f_code
         # What is raised in the callback of a weak reference, or in Hypothesis's of the garbage collector, is swallowed.
         if code is not None and (code.co_filename.endswith("_weakrefset.py") or code.co_name == "gc_callback"):
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0001)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0001, AGAIN_S)
             return
         raise Interrupted
 
