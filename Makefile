@@ -64,8 +64,8 @@ test: lint
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # What is marked with `proof`: models beyond the smallest, benchmarks on Kafka beyond one, guides a second time on Kafka,
-# kills of Spark beyond those of the pipeline, Spark Connect, the oldest confluent-kafka, the site, the types as an editor sees them, the
-# page of a timeline in Chromium (Debian's package chromium).
+# kills of Spark beyond those of the pipeline, Spark Connect, the oldest confluent-kafka, the site, the types as an
+# editor sees them, the page of a timeline in Chromium (Debian's package chromium), a minute of torture.
 proof: $(TEST_STAMP) $(DOCS_STAMP)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m proof $(ARGS)
 

@@ -129,7 +129,7 @@ def _marshal(kills: int, interval_s: float, steady_s: float | None) -> Plan:
 
 
 def beyond_spacing(kills: Kills) -> str:
-    """Returns the figures of kills with a witness as the README and docs/operations.md give them, with their goals."""
+    """Returns the figures of kills with a witness as the README and docs/benchmarks.md give them, with their goals."""
     gaps_ms = [max(0.0, 1000 * (gap_s - PERIOD_S)) for gap_s in kills.takeover_s]
     again = kills.tally["again"] / kills.kills
     kept = KEEP_S * PARTITIONS / MEMBERS / PERIOD_S

@@ -406,12 +406,12 @@ def _known(group: str, options: ReadOptions) -> dict[str, int]:
 
 
 def _cut(text: str) -> Cut:
-    with suppress(ValueError):
-        return Cut(time_ms=moment_of(text, time.time_ns() // 1_000_000))
     with suppress(InvalidOption):
         found = parse(text).rest
         if found is not None and found.kind == OFFSET:
             return Cut(offset=found.number)
+    with suppress(ValueError):
+        return Cut(time_ms=moment_of(text, time.time_ns() // 1_000_000))
     raise typer.BadParameter(f"{text!r} is no ISO-8601 time, no time like 14:05 or -5m, and no offset")
 
 

@@ -11,6 +11,7 @@ from marshal_py.cli import output
 from marshal_py.cli.documents import Time, time_of
 from marshal_py.cli.options import ReadTableOptions
 from marshal_py.cli.timeline import period_in, unknown_group
+from marshal_py.history.lag_series import grows_since
 from marshal_py.log.pictures import lag_over_time
 
 WIDTH: Final = 48  # characters of a line
@@ -56,22 +57,11 @@ def print_history(options: ReadTableOptions, group: str, since: str) -> None:
     output.print_table(columns, [*lines, ("all", None, *_cells(series.total))])
     print(f"from {times[0]} to {times[-1]}; lag of {series.lag_of}")
     if (least := grows_since(series.total)) is not None:
-        print(f"the lag of all grows since {times[least]}")
+        print(f"the lag of all has grown since {times[least]}")
 
 
 def _cells(lags: Sequence[int | None]) -> tuple[object, ...]:
     return spark_line(lags), lags[0], max((lag for lag in lags if lag is not None), default=None), lags[-1]
-
-
-def grows_since(lags: Sequence[int | None]) -> int | None:
-    """Returns where a lag that is at its highest, about, was last at its least; None if it does not grow."""
-    known = [(at, lag) for at, lag in enumerate(lags) if lag is not None]
-    least, most = min((lag for _, lag in known), default=0), max((lag for _, lag in known), default=0)
-    margin = (most - least) // 20
-    if most == least or known[-1][1] < most - margin:
-        return None
-    low = [at for at, lag in known if lag <= least + margin]
-    return low[-1] if low[-1] < known[-1][0] else None
 
 
 def spark_line(values: Sequence[int | None], width: int = WIDTH) -> str:

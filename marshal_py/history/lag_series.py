@@ -47,6 +47,17 @@ class LagSeries(NamedTuple):
     lag_of: str
 
 
+def grows_since(lags: Sequence[int | None]) -> int | None:
+    """Returns the index at which a lag that is now at its highest, or nearly, was last at its lowest, or nearly; None
+    if it does not grow."""
+    known = [(at, lag) for at, lag in enumerate(lags) if lag is not None]
+    least, most = min((lag for _, lag in known), default=0), max((lag for _, lag in known), default=0)
+    margin = (most - least) // 20
+    if most == least or known[-1][1] < most - margin:
+        return None
+    return max(at for at, lag in known if lag <= least + margin)
+
+
 def moments_between(from_ms: int, to_ms: int, partitions: int = 1) -> list[int]:
     """Returns the moments of a span of time: its beginning, whole steps of the clock, its end. `partitions`: how many
     the group has; with many there are fewer moments."""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from marshal_py.cli.explain import _cut
+from marshal_py.history.explain import Cut
 from marshal_py.log import observer as observing
 from marshal_py.log import replay
 from marshal_py.protocol.wire.records import Evict
@@ -27,6 +29,11 @@ def _no_log_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def time_of(offset: int) -> str:
     return datetime.fromtimestamp((BEGIN_MS + offset * STEP_MS) / 1000, UTC).isoformat()
+
+
+def test_an_offset_that_reads_like_a_date_is_an_offset() -> None:
+    assert _cut("20260101") == Cut(offset=20260101)
+    assert _cut("2026-01-01") == Cut(time_ms=1_767_225_600_000)
 
 
 def test_explain_begins_at_the_newest_snapshot(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from marshal_py.cli.lag import grows_since, spark_line
+from marshal_py.cli.lag import spark_line
+from marshal_py.history.lag_series import grows_since
 from tests.cli.shell import Shell
 from tests.support import dumps
 from tests.support.busy_group import GROUP, BusyGroup
@@ -80,7 +81,7 @@ def test_the_lag_over_time_of_a_dump(dump: str) -> None:
     assert len(rows) == len(found["partitions"]) == 4 * len(found["times"])
     assert rows[-4:] == [{name: str(value) for name, value in one.items()} for one in now]
     lags = [one["lag"] for one in found["partitions"] if one["partition"] == 3]
-    *_, last, total, span = offline.run(*arguments).stdout.split("\nthe lag of all grows")[0].splitlines()
+    *_, last, total, span = offline.run(*arguments).stdout.split("\nthe lag of all has grown")[0].splitlines()
     assert last.split() == ["orders", "3", spark_line(lags), *figures(lags)]
     assert total.split() == ["all", "-", spark_line(found["total"]), *figures(found["total"])]
     assert span == f"from {found['times'][0]} to {found['times'][-1]}; lag of what owners wrote"

@@ -23,9 +23,9 @@ from bench.takeover import WITNESSED, Kills, beyond_spacing
 from tests.support.kafka import Cluster
 
 ROOT = Path(__file__).parents[2]
-PARTS = {"__init__", "__main__", "environment", "group_member", "load_generator", "group_load", "moves"} | {
-    "spark_floor",
-    "spark_session",
+PARTS = {
+    *("__init__", "__main__", "environment", "group_member", "load_generator", "group_load", "moves"),
+    *("spark_floor", "spark_session"),
 }
 
 

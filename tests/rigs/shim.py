@@ -26,7 +26,9 @@ class Shim:
         """Raises a RuntimeError if the machine has no C compiler."""
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
         if compiler is None:
-            raise RuntimeError("the clocks and disks of brokers need a C compiler (cc): install one, or leave out both")
+            raise RuntimeError(
+                "the clocks and disks of brokers need a C compiler (cc): install one, or name other faults by --faults"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         self._library = folder / "broker_shim.so"
         command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(self._library), str(SOURCE), "-ldl"]

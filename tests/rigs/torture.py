@@ -52,6 +52,7 @@ FAULTS: Final = (
 )
 WEIGHTS: Final = dict(zip(FAULTS, (4, 3, 2, 2, 1, 2, 4, 1, 1, 1, 1, 1), strict=True))
 HOUR_S: Final = 3_600
+SHIMMED: Final = frozenset({"broker_clock", "broker_disk"})
 HEARTBEAT: Final = 2  # PROTOCOL.md 4.2
 LATE_COPIES: Final = 12
 LATE_RECORDS: Final = 24  # among so many newest records of the log, heartbeats are written a second time
@@ -101,11 +102,11 @@ class Outcome:
 
 
 class Brokers(NamedTuple):
-    """What a fault can strike. `links`: between clients and brokers. `between`: between brokers. `through`: the
-    addresses of the proxies."""
+    """What a fault can strike. `shim`: None if no fault needs it. `links`: between clients and brokers. `between`:
+    between brokers. `through`: the addresses of the proxies."""
 
     nodes: JvmNodes
-    shim: Shim
+    shim: Shim | None
     links: Links
     between: Links
     through: str
@@ -266,18 +267,23 @@ class Torture:
     def _broker_disk(self, run: ProcessScenario) -> Callable[[], None]:
         """The broker ends by itself at its next write."""
 
+        shim = self._brokers.shim
+        assert shim is not None
+
         def heal(node: int) -> None:
-            self._brokers.shim.set_full(node, False)
+            shim.set_full(node, False)
             self._brokers.nodes.restart(node)
 
-        return self._broker(run, "broker_disk", lambda node: self._brokers.shim.set_full(node, True), heal)
+        return self._broker(run, "broker_disk", lambda node: shim.set_full(node, True), heal)
 
     def _broker_clock(self, run: ProcessScenario) -> Callable[[], None]:
         """A wall clock jumps by an hour and back. No take-over may come of it, so the judge is told nothing."""
         node, ahead_s = self._chance.randint(1, NODES), self._chance.choice((-HOUR_S, HOUR_S))
         self._tell("broker_clock", f"{node} by {ahead_s} s")
-        self._brokers.shim.set_clock(node, ahead_s)
-        return lambda: self._brokers.shim.set_clock(node, 0)
+        shim = self._brokers.shim
+        assert shim is not None
+        shim.set_clock(node, ahead_s)
+        return lambda: shim.set_clock(node, 0)
 
     def _broker(
         self, run: ProcessScenario, kind: str, strike: Callable[[int], None], heal: Callable[[int], None]
@@ -338,12 +344,13 @@ def chosen(options: argparse.Namespace) -> list[Row]:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[Brokers]:
+def cluster(folder: Path, faults: tuple[str, ...]) -> Iterator[Brokers]:
     """Three brokers, with a proxy in front of each for clients and another for the other brokers."""
     ports = iter(free_ports(4 * NODES))
     proxies, between = ({next(ports): next(ports) for _ in range(NODES)} for _ in range(2))
-    shim = Shim(folder.with_name("shim"), range(1, NODES + 1))
-    nodes = JvmNodes(NODES, {}, folder, proxies=proxies, between=between, environment=shim.environment)
+    shim = Shim(folder.with_name("shim"), range(1, NODES + 1)) if SHIMMED.intersection(faults) else None
+    environment = {} if shim is None else {"environment": shim.environment}
+    nodes = JvmNodes(NODES, {}, folder, proxies=proxies, between=between, **environment)
     with contextlib.closing(nodes), Links(proxies) as links, Links(between) as links_between:
         nodes.start()
         through = ",".join(f"127.0.0.1:{port}" for port in proxies)
@@ -355,7 +362,7 @@ def torture(options: argparse.Namespace, folder: Path) -> list[Outcome]:
     print(f"seed {options.seed}, {len(rows)} rows of {options.seconds / len(rows):.0f} s, {', '.join(options.faults)}")
     outcomes = kept(options)
     rows = [row for row in rows if (row.name, options.seed) not in {(one.row, one.seed) for one in outcomes}]
-    with cluster(folder / "kafka") as brokers:
+    with cluster(folder / "kafka", options.faults) as brokers:
         direct = ",".join(brokers.nodes.addresses.values())
         for number, row in enumerate(rows):
             topic = f"torture-{number}"

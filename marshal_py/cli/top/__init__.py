@@ -64,7 +64,7 @@ def top(
     """Watch all groups on one screen, the ones in trouble first. ? shows the keys.
 
     It reads the log and the ends of data topics, and joins no group. The change of the lag is that of the last
-    minute; with --once, of one interval. With --at the lag is that of then; of a dump, what the owners wrote.
+    minute; with --once, of one interval. With --at the lag is that of that time; of a dump, what the owners wrote.
     """
     live = not (once or options.as_json)
     if live and not (sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"):

@@ -41,7 +41,7 @@ d               step the owner of the chosen partition down (likewise)
 q, ctrl-C       quit
 
 MEMB    consumers with a fresh sign of life + those without
-LAG/S   how fast the lag changes, over a minute; ZERO: at that speed 0 in so long
+LAG/S   how fast the lag changes, over a minute; ZERO: time until it is 0
 OLDEST  age of the oldest message that is not finished
 READ/S  how fast positions move, over a minute; AGAIN/S: delivered once more
 A cell of the grid is a partition with the letter of its owner, - for nobody, or

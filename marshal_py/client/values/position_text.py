@@ -223,8 +223,8 @@ def at_times(points: Mapping[TopicPartition, Point], admin: ClusterAdmin, now_ms
 
 
 def moment_of(text: str, now_ms: int) -> int:
-    """Returns the time that a text names, as ISO-8601, "2h ago" or -2h, in ms since 1970; 14:05 is the last time at
-    which it was so late, UTC. Raises ValueError."""
+    """Returns the time at which an operator looks, in ms since 1970: as ISO-8601, "2h ago", -2h, or 14:05, which is the
+    last one of UTC. Where messages begin, a time needs its date (`parse`). Raises ValueError."""
     if found := _CLOCK.fullmatch(text):
         of_day_ms = 1_000 * (3_600 * int(found[1]) + 60 * int(found[2]) + int(found[3] or 0))
         return now_ms - (now_ms - of_day_ms) % _UNITS_MS["d"]
