@@ -122,9 +122,13 @@ class Runner:
         # A thread takes them, in the order of their numbers: a handler of Python would lose that order.
         handled = FORWARDED | {signal.SIGCHLD} | (STOPS if self._terminal else frozenset())
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
-        self._child = self._start(mask - self._held)
+        waits, begins = os.pipe()
+        self._child = self._start(mask - self._held, waits, begins)
         os.close(self._theirs)
         self._probe = SignalProbe() if self._terminal else None
+        os.write(begins, b"\0")
+        os.close(begins)
+        os.close(waits)
         listener = threading.Thread(target=self._listen, args=(handled,), name="marshal-signals", daemon=True)
         listener.start()
         selector = self._witness.selector
@@ -153,8 +157,9 @@ class Runner:
         while self._witness.unacknowledged:
             self._witness.step()
 
-    def _start(self, mask: set[signal.Signals | int]) -> int:
-        """Starts the command with this signal mask. Returns its process."""
+    def _start(self, mask: set[signal.Signals | int], waits: int, begins: int) -> int:
+        """Starts the command with this signal mask. Returns its process, which waits for a byte before it becomes the
+        command: a key that is pressed at what the command prints must find the probe."""
         child = os.fork()
         if child:
             if not self._terminal:
@@ -162,6 +167,9 @@ class Runner:
                     os.setpgid(child, child)
             return child
         try:
+            os.close(begins)
+            if not os.read(waits, 1):  # `marshal run` is gone
+                os._exit(NOT_FOUND)
             if not self._terminal:
                 os.setpgid(0, 0)
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python has ignored

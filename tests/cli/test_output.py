@@ -143,7 +143,7 @@ def test_an_interrupt_that_is_lost_is_known_all_the_same() -> None:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pyspark, in another test, sets its own
     try:
         with output.until_interrupted() as interrupted:
             assert not interrupted()

@@ -24,6 +24,17 @@ while signal.sigwait((signal.SIGTERM, signal.SIGWINCH)) == signal.SIGTERM:
 print(f"sum-{count}")
 """
 
+SLOW_PROBE = """
+import sys, time
+from marshal_py.last_will import runner
+class Slow(runner.SignalProbe):
+    def __init__(self):
+        time.sleep(0.5)
+        super().__init__()
+runner.SignalProbe = Slow
+sys.exit(runner.run(sys.argv[1:], frozenset()))
+"""
+
 
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
@@ -52,6 +63,16 @@ def test_ctrl_c_ends_the_script_around_it(terminal: Terminal) -> None:
     """A shell goes on after a command that exits with 130, and not after one that SIGINT has ended."""
     script = f"""{RUN} sh -c "echo ready; exec sleep 1000"; echo survived"""
     terminal.type(f"bash -c {shlex.quote(script)}\n")
+    terminal.wait("ready")
+    terminal.type(CTRL_C)
+    terminal.type("echo status=$?\n")
+    assert "survived" not in terminal.wait("status=130")
+
+
+def test_ctrl_c_is_understood_from_the_first_word_of_the_command_on(terminal: Terminal) -> None:
+    """However long the processes around it take to begin."""
+    slow = shlex.join([sys.executable, "-c", SLOW_PROBE, "sh", "-c", "echo ready; exec sleep 1000"])
+    terminal.type(f"bash -c {shlex.quote(f'{slow}; echo survived')}\n")
     terminal.wait("ready")
     terminal.type(CTRL_C)
     terminal.type("echo status=$?\n")

@@ -3,6 +3,7 @@
     python -m tests.support.admin_tool tick 3 set-position billing orders --to 0 --yes
     python -m tests.support.admin_tool write 2 ...      dies with its 2nd record handed to the producer, not flushed
     python -m tests.support.admin_tool written 2 ...    dies when its 2nd record is written
+    python -m tests.support.admin_tool written SetPosition ...      when its first record of this type is
 
 Probes (Notes) do not count as records.
 """
@@ -39,14 +40,14 @@ def die_at_tick(number: int) -> None:
     Operation.tick = deadly  # type: ignore[method-assign]
 
 
-def die_at_record(number: int, written: bool) -> None:
+def die_at_record(which: str, written: bool) -> None:
     append, count = OperationRunner._append, 0
 
     def deadly(runner: OperationRunner, record: Any) -> None:
         nonlocal count
         append(runner, record)
         count += not isinstance(record, Note)
-        if count == number:
+        if which in (str(count), type(record).__name__):
             if written:
                 runner._reader.log._producer.flush(FLUSH_TIMEOUT_S)  # type: ignore[attr-defined]
             die()
@@ -55,9 +56,9 @@ def die_at_record(number: int, written: bool) -> None:
 
 
 if __name__ == "__main__":
-    how, which = sys.argv.pop(1), int(sys.argv.pop(1))
+    how, which = sys.argv.pop(1), sys.argv.pop(1)
     if how == "tick":
-        die_at_tick(which)
+        die_at_tick(int(which))
     else:
         die_at_record(which, how == "written")
     main()
