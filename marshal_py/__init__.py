@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from marshal_py.client.process.process import Process
     from marshal_py.client.receive.consume import ConsumeContext
     from marshal_py.client.signals import stop_on_signals
-    from marshal_py.client.values.group_config import GroupConfig
-    from marshal_py.client.values.options import ConsumerOptions
+    from marshal_py.client.values.options import ConsumerOptions, GroupConfig
     from marshal_py.client.values.retry import Reject, Retry
     from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
     from marshal_py.protocol.wire.fencing_token import Token
@@ -64,7 +63,7 @@ _FILES: Final = {
     "ConsumerOptions": "marshal_py.client.values.options",
     "GetRequest": "marshal_py.topics.request",
     "Group": "marshal_py.admin.group",
-    "GroupConfig": "marshal_py.client.values.group_config",
+    "GroupConfig": "marshal_py.client.values.options",
     "Marshal": "marshal_py.admin.marshal",
     "Message": "marshal_py.client.messages.message",
     "Part": "marshal_py.client.messages.message",

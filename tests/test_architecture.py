@@ -3,8 +3,8 @@
 `violations(root)` parses every file of both packages below `root` and returns the rules that they break; nothing is
 imported or run. Imports inside functions and under TYPE_CHECKING count: a name that a type needs is a dependency too.
 
-A room is a folder inside a package. Rooms have an order, as packages do, and doors: the files that may be imported from
-outside the room. The room's `__init__` lists them as DOORS.
+A room is a folder inside a package, or one file. Rooms have an order, as packages do. A folder has doors, which its
+`__init__` lists as DOORS: the files that may be imported from outside the room.
 
 The second half plants one fault per rule in a small tree and expects that exactly this rule is reported: a checker that
 cannot fail proves nothing.
@@ -158,6 +158,13 @@ def room_of(name: ModuleName) -> str:
     """The room that a module belongs to; "" if it is directly in its package, or the package has no rooms."""
     at = 1 if name[0] == PROOF else 2
     return name[at] if len(name) > at and name[at] in ROOMS.get(top_of(name), ()) else ""
+
+
+def is_room(module: Module) -> bool:
+    """Whether a module is a whole room: the `__init__` of a folder, or its one file."""
+    return (
+        module.room != "" and module.name[-1] == module.room and len(module.name) == (2 if module.top == PROOF else 3)
+    )
 
 
 def place_of(name: ModuleName) -> str:
@@ -456,7 +463,7 @@ def violations(root: Path, budgets: Mapping[str, int] | None = None) -> list[Vio
             )
         elif module.is_package and module.top in ROOMS and not module.room and module.name[-1] != module.top:
             found.append(Violation("place", module.path, 1, f"{module.name[-1]} is no room of {module.top}"))
-        elif module.room and not module.is_package and place_of(module.name) not in doors:
+        elif module.room and not is_room(module) and place_of(module.name) not in doors:
             found.append(Violation("door", module.path, 1, f"the __init__ of {place_of(module.name)} lists no DOORS"))
         for part in module.name[1:]:
             if part.strip("_") in EMPTY_NAMES:
@@ -502,7 +509,7 @@ def test_the_checker_reads_the_packages() -> None:
     for package, rooms in ROOMS.items():
         folder = package if package == PROOF else f"{PACKAGE}/{package}"
         for room in rooms:
-            assert any(path.startswith(f"{folder}/{room}/") for path in paths), (package, room)
+            assert any(path.startswith((f"{folder}/{room}/", f"{folder}/{room}.py")) for path in paths), (package, room)
 
 
 # A tree that obeys every rule and uses everything that the rules allow.
@@ -522,10 +529,12 @@ CLEAN = {
     "marshal_py/transport/embedded.py": "import os, threading\nfrom confluent_kafka import Producer\n",
     "marshal_py/transport/kafka.py": "import confluent_kafka.admin\nfrom marshal_py.protocol.wire import records\n",
     "marshal_py/client/__init__.py": "",
+    "marshal_py/client/connection.py": "",
     "marshal_py/client/values/__init__.py": "DOORS: tuple[str, ...] = ()\n",
     "marshal_py/client/driver/__init__.py": "DOORS: tuple[str, ...] = ('loop',)\n",
     "marshal_py/client/driver/loop.py": "import marshal_py.protocol.wire.codec\n",
     "marshal_py/client/marshal.py": "import time\nimport marshal_py.transport.kafka\nfrom .driver import loop\n",
+    "marshal_py/client/planner.py": "from . import connection\n",
     "marshal_py/admin/__init__.py": "",
     "marshal_py/admin/marshal.py": "from marshal_py.client import marshal\n",
     "marshal_py/spark/stream/__init__.py": "DOORS: tuple[str, ...] = ()\n",
@@ -583,6 +592,7 @@ PLANTED = [
     # the order of the rooms, and their doors
     ("room", "marshal_py/protocol/wire/varint.py", "from marshal_py.protocol.fold import FOLD_VERSION"),
     ("room", "marshal_py/client/values/info.py", "from marshal_py.client.driver.loop import Loop"),
+    ("room", "marshal_py/client/values/info.py", "from marshal_py.client.connection import Context"),
     ("room", "marshal_py/client/values/info.py", "def run():\n    from marshal_py.client.marshal import connect"),
     ("room", "marshal_sim/cluster/clock.py", "from marshal_sim.tools import TOOLS"),
     ("door", "marshal_py/protocol/fold/world.py", "from marshal_py.protocol.wire.varint import read"),

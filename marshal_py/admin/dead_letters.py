@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Final, NamedTuple
 
-from marshal_py.client.messages.dead_letters import HEADERS
+from marshal_py.client.messages.answers import HEADERS
 from marshal_py.errors import InvalidOption, MessageNotFound
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.stored import StoredMessage

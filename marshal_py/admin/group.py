@@ -25,8 +25,7 @@ from marshal_py.admin.views import overview
 from marshal_py.admin.views.group_info import GroupInfo, MemberInfo, PinInfo
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_smaller
 from marshal_py.admin.views.suggestions import suggestion
-from marshal_py.client.values.group_config import Wanted
-from marshal_py.client.values.options import CONNECT_TIMEOUT_S
+from marshal_py.client.values.options import CONNECT_TIMEOUT_S, Wanted
 from marshal_py.errors import (
     AdminBusy,
     AdminFailed,

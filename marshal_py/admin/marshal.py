@@ -14,8 +14,7 @@ from msgspec import Struct
 
 from marshal_py.admin.group import Group, group_names
 from marshal_py.client import marshal
-from marshal_py.client.values.group_config import EMPTY, GroupConfig
-from marshal_py.client.values.options import check_topics
+from marshal_py.client.values.options import EMPTY, GroupConfig, check_topics
 from marshal_py.errors import AlreadyExists
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.rationalizer import PROTOCOL_VERSION

@@ -16,7 +16,7 @@ from marshal_py.admin.views.group_info import GroupSummary
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import prints
 from marshal_py.cli.options import ReadTableOptions, check_topic_name, command
-from marshal_py.client.values.group_config import NAMES, check_settings
+from marshal_py.client.values.options import NAMES, check_settings
 from marshal_py.errors import CoordinationTopicMissing, GroupMissing
 
 if TYPE_CHECKING:

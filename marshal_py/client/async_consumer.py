@@ -1,6 +1,6 @@
 """The consumer of an asyncio program: the Consumer's own calls, waited for without blocking the event loop.
 
-It decides nothing: it carries out the waits of `Consumer` in another way (waits.py). Gates are checked and messages are
+It decides nothing: it carries out the waits of `Consumer` in another way. Gates are checked and messages are
 taken on the event loop's thread, with no `await` between that and the user's code. So a call that is cancelled has
 taken nothing: what was fetched stays in the buffers, and the next call delivers it.
 """
@@ -19,9 +19,10 @@ from typing import Any, Final, Generic, Self, Unpack, overload
 from marshal_py.client.aio.async_consume import AsyncConsumeContext
 from marshal_py.client.aio.async_process import AsyncProcess
 from marshal_py.client.aio.event_loop import EventLoop, Feed, Threads
+from marshal_py.client.connection import Poll, PollAhead, Steps, T, Wait, following
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.delivery.buffers import Reserved
-from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Ack
+from marshal_py.client.messages.answers import ACK_TIMEOUT_S, Ack
 from marshal_py.client.messages.message import Batch, Message, Part, delivered_by
 from marshal_py.client.process.processing import Processing
 from marshal_py.client.process.settings import (
@@ -32,16 +33,13 @@ from marshal_py.client.process.settings import (
     ProcessKeywords,
     check_settings,
 )
-from marshal_py.client.receive.confirmations import Confirmations
 from marshal_py.client.receive.consuming import Handler, Reader, iterator_of
-from marshal_py.client.receive.demand import Demand
-from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
-from marshal_py.client.receive.membership import HEALTHY_SILENCE_S, Call
+from marshal_py.client.receive.membership import HEALTHY_SILENCE_S, LEAVE_TIMEOUT_S, Call, Confirmations, Ending
+from marshal_py.client.receive.receiving import Demand
 from marshal_py.client.values.info import ConsumerInfo
 from marshal_py.client.values.options import parameters_of
 from marshal_py.client.values.requests import AnyPartition, ConsumeRequest, OnError, Request, check_timeout, check_wait
 from marshal_py.client.values.retry import AfterDeadLetter, Order, Retry, Unkeyed
-from marshal_py.client.values.waits import Poll, PollAhead, Steps, T, Wait, following
 from marshal_py.errors import ConcurrentUse, EventLoopMisuse, InvalidOption, MarshalError
 from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.transport.serialization import K_co, V_co

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 
-from marshal_py.client.connection.context import Context
+from marshal_py.client.connection import Context, Poll, PollAhead, Wait, complete, following
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
@@ -34,14 +34,11 @@ from marshal_py.client.process.worker_processes import PlainMessage, work_of
 from marshal_py.client.receive import receiving
 from marshal_py.client.receive.consume import ConsumeContext
 from marshal_py.client.receive.consuming import AWAIT_IT, Consuming, Handler
-from marshal_py.client.receive.demand import ConsumeDemand, Demand
-from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
-from marshal_py.client.receive.membership import HEALTHY_SILENCE_S, Call, Membership
-from marshal_py.client.receive.receiving import Receiving
+from marshal_py.client.receive.membership import HEALTHY_SILENCE_S, LEAVE_TIMEOUT_S, Call, Ending, Membership
+from marshal_py.client.receive.receiving import ConsumeDemand, Demand, Receiving
 from marshal_py.client.values import requests
 from marshal_py.client.values.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, AnyPartition, OnError, Request
 from marshal_py.client.values.retry import AfterDeadLetter, Order, Retry, Unkeyed
-from marshal_py.client.values.waits import Poll, PollAhead, Wait, complete, following
 from marshal_py.errors import ConcurrentUse, InvalidOption, MarshalError
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.transport.serialization import K_co, V_co, check_plain

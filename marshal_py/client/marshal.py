@@ -18,22 +18,18 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
 
-from marshal_py.client.connection.context import Context
-from marshal_py.client.connection.threads import Callbacks
+from marshal_py.client.connection import Callbacks, Context
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.delivery.fetched_claims import FetchedClaims
 from marshal_py.client.delivery.prefetch import FILLED_SHARE
 from marshal_py.client.driver import last_wills
-from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.driver.consumer_driver import ConsumerDriver, check_count, find_topics
 from marshal_py.client.driver.last_wills import LastWills
 from marshal_py.client.driver.loop import Loop
-from marshal_py.client.driver.standing import fenced
-from marshal_py.client.driver.watches import check_count, find_topics
 from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.planner import Planner
-from marshal_py.client.ranges.ranges import PlannedClaims
-from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
-from marshal_py.client.receive.membership import Membership
+from marshal_py.client.ranges import PlannedClaims
+from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S, Ending, Membership, fenced
 from marshal_py.client.values import position_text
 from marshal_py.client.values.options import (
     CONNECT_TIMEOUT_S,

@@ -17,17 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-from marshal_py.client.connection.context import Context
-from marshal_py.client.connection.threads import Repeats
-from marshal_py.client.driver import standing
+from marshal_py.client.connection import Change, Context, Repeats, Steps
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.messages.acks import Acked
-from marshal_py.client.ranges.microbatches import End, MicroBatches
-from marshal_py.client.ranges.ranges import ClaimedRange, PlannedClaims, Taken, share
-from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
-from marshal_py.client.receive.membership import WAIT_SLICE_S, Membership
+from marshal_py.client.messages.answers import Acked
+from marshal_py.client.ranges import ClaimedRange, End, MicroBatches, PlannedClaims, Taken, share
+from marshal_py.client.receive import membership
+from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S, WAIT_SLICE_S, Ending, Membership
 from marshal_py.client.values import position_text
-from marshal_py.client.values.waits import Change, Steps
 from marshal_py.errors import BatchRefused, ClaimLost, ClusterUnreachable, InvalidOption, MembersAlive, PartitionsUnread
 from marshal_py.protocol.member.advisory import UNCOMMITTED
 from marshal_py.protocol.wire import records
@@ -267,7 +263,7 @@ class RangePlanner:
     def check_read(self, ends: Mapping[TopicPartition, int]) -> None:
         """Raises PartitionsParked or PartitionsUnread if nobody reads something that lies before `ends`."""
         with self._context.lock:
-            standing.check_read(self._driver, ends)
+            membership.check_read(self._driver, ends)
 
     def _partitions(self) -> list[TopicPartition]:
         """Returns all partitions of this consumer's topics, claimed or not."""
@@ -399,7 +395,7 @@ class RangePlanner:
 
 
 class QueryPlanner:
-    """Plans the micro-batches of a streaming query (microbatches.py), which keeps their ends in its checkpoint."""
+    """Plans the micro-batches of a streaming query (ranges.py), which keeps their ends in its checkpoint."""
 
     batches: MicroBatches
 

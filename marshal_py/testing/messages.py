@@ -12,8 +12,7 @@ from typing import Any, Final, Generic, NamedTuple, cast
 
 from msgspec import structs
 
-from marshal_py.client.messages.acks import Ack, Acked, Delivered, DeliveryContext
-from marshal_py.client.messages.answers import Answers
+from marshal_py.client.messages.answers import Ack, Acked, Answers, Delivered, DeliveryContext
 from marshal_py.client.messages.message import Batch, Handles, Message, Part
 from marshal_py.client.values.options import ConsumerOptions, Delivery
 from marshal_py.errors import ClaimLost, InvalidOption

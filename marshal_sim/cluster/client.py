@@ -11,17 +11,14 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any, Final
 
-from marshal_py.client.connection.context import Context
+from marshal_py.client.connection import Context
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.fetched_claims import FetchedClaims, positions_of
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.driver.log_maintenance import LogMaintenance, Truncation
-from marshal_py.client.driver.turn import Turn
-from marshal_py.client.messages.acks import Delivered
-from marshal_py.client.messages.answers import LetterWriter
-from marshal_py.client.messages.dead_letters import Letter
+from marshal_py.client.driver.turn import LogMaintenance, Truncation, Turn
+from marshal_py.client.messages.answers import Delivered, Letter, LetterWriter
 from marshal_py.client.messages.message import Message
-from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S, Ending
+from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.values.options import PREFETCH_BYTES, ConsumerOptions, RetentionPolicy
 from marshal_py.errors import CoordinationError, MarshalError
 from marshal_py.protocol.claims.claim import ClaimPhase

@@ -1,6 +1,6 @@
 """The third front of a consumer, beside threads and asyncio: carries out what its calls wait for, in virtual time.
 
-A call is a generator of the shipped client that yields waits (client/values/waits.py). Threads and event loops cut a
+A call is a generator of the shipped client that yields waits (client/connection.py). Threads and event loops cut a
 long wait into slices, for signals and for what other threads do without a word. Here a wait lasts until something has
 happened in the process, or for a share of a heartbeat interval at most: nothing happens in between that a call could
 notice.
@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, Final
 
-from marshal_py.client.connection.context import Context
+from marshal_py.client.connection import Change, Context, PollAhead, Wait
 from marshal_py.client.delivery.buffers import Reserved
-from marshal_py.client.values.waits import Change, PollAhead, Wait
 from marshal_py.errors import MarshalError
 from marshal_sim.cluster.busy_loops import BusyLoop
 from marshal_sim.cluster.process import Process

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from marshal_py.client.connection.threads import Ask, Rest, TaskSteps, following
+from marshal_py.client.connection import Ask, Rest, TaskSteps, next_step
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.driver.turn import Turn
 from marshal_py.errors import ClusterUnreachable, CoordinationError, MarshalError
@@ -238,7 +238,7 @@ class SimulatedWorker:
     def _answered(self, heard: _Answer) -> None:
         if not heard.given:  # it came when everything healed
             heard.given = True
-            self._go_on(lambda: following(heard.steps, Ask(heard.say)), heard.steps)
+            self._go_on(lambda: next_step(heard.steps, Ask(heard.say)), heard.steps)
 
     def _rested(self, steps: TaskSteps) -> None:
         self._go_on(lambda: next(steps), steps)

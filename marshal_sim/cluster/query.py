@@ -16,11 +16,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from marshal_py.client.connection import Steps
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.planner import Planner, QueryPlanner, RangePlanner
-from marshal_py.client.ranges.microbatches import FIRST, End, MicroBatches, digest_of, key_of
-from marshal_py.client.ranges.ranges import Ranges, Taken
-from marshal_py.client.values.waits import Steps
+from marshal_py.client.ranges import FIRST, End, MicroBatches, Ranges, Taken, digest_of, key_of
 from marshal_py.errors import BatchOverdue, ClusterUnreachable, MarshalError
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.member_state import MemberOptions

@@ -10,22 +10,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from marshal_py.client.connection import Change, Steps
 from marshal_py.client.delivery import grants
 from marshal_py.client.delivery.buffers import Buffer, Reserved
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.prefetch import AckWindow
 from marshal_py.client.delivery.redelivery import Redelivering, blocked, redeliveries_of
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.messages.acks import Ack, Delivered, LostAcks
-from marshal_py.client.messages.dead_letters import DeadLetters, Letter
+from marshal_py.client.messages.answers import Ack, DeadLetters, Delivered, Letter, LostAcks
 from marshal_py.client.messages.message import Batch, Message
-from marshal_py.client.ranges.microbatches import End, MicroBatches, Planned
-from marshal_py.client.ranges.ranges import ClaimedRange
-from marshal_py.client.receive import confirmations, receiving
-from marshal_py.client.receive.confirmations import Confirmations
-from marshal_py.client.receive.ending import Ending
+from marshal_py.client.ranges import ClaimedRange, End, MicroBatches, Planned
+from marshal_py.client.receive import membership, receiving
+from marshal_py.client.receive.membership import Confirmations, Ending
 from marshal_py.client.values.requests import Request, message_bytes
-from marshal_py.client.values.waits import Change, Steps
 from marshal_py.errors import ClaimLost
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase, Spans, log_has
 from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, Grant, OffsetRun
@@ -77,7 +74,7 @@ def c3() -> list[Patch]:
         """Counts the acks of a claim that is gone as done."""
         return claim.phase is ClaimPhase.GONE or log_has(spans, claim, group)
 
-    return [(confirmations, "log_has", has), (LostAcks, "ended", lambda self, claims, group: None)]
+    return [(membership, "log_has", has), (LostAcks, "ended", lambda self, claims, group: None)]
 
 
 def c4() -> list[Patch]:

@@ -1,4 +1,4 @@
-"""Planted bugs of a streaming query (client/ranges/microbatches.py): what its positions may move over.
+"""Planted bugs of a streaming query (client/ranges.py): what its positions may move over.
 
 mutants.py alone calls this file. The docstring of a bug says what holds with the bug.
 """
@@ -9,8 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from marshal_py.client.ranges.microbatches import End, MicroBatches, Planned, Replay, key_of, planned_in
-from marshal_py.client.ranges.ranges import ClaimedRange, Ranges, Taken
+from marshal_py.client.ranges import ClaimedRange, End, MicroBatches, Planned, Ranges, Replay, Taken, key_of, planned_in
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import Instant, TopicPartition
 

@@ -16,7 +16,7 @@ from marshal_py.admin.plans.pause import PausePlan, ResumePlan
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.admin.views.pause_history import PauseHistory
-from marshal_py.client.values.group_config import WORDS, settings_of
+from marshal_py.client.values.options import WORDS, settings_of
 from marshal_py.errors import (
     AdminBusy,
     AdminGaveUp,

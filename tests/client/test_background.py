@@ -13,7 +13,7 @@ import pytest
 
 import marshal_py
 from marshal_py import Marshal
-from marshal_py.client.connection.threads import Callbacks
+from marshal_py.client.connection import Callbacks
 from marshal_py.client.driver import loop
 from marshal_py.errors import BackgroundThreadEnded, ConsumerClosed
 from marshal_py.info import ClaimInfo

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from marshal_py import AckNotConfirmed, Batch, ClaimLost, Consumer, InvalidOption
-from marshal_py.client.receive import confirmations
-from marshal_py.client.receive.confirmations import NO_ROOM
+from marshal_py.client.receive import membership
+from marshal_py.client.receive.membership import NO_ROOM
 from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.records import Heartbeat
 from marshal_py.testing import MemoryCluster
@@ -242,7 +242,7 @@ def test_an_ack_for_which_the_log_has_no_room_says_so(
     memory.fill(topic, 0, 2)
     with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         message = collect(consumer, 2, ack=False)[1]
-        monkeypatch.setattr(confirmations, "log_has", lambda *_: False)
+        monkeypatch.setattr(membership, "log_has", lambda *_: False)
         sent = consumer._member.liveness.last_sent
         thread, found = in_thread(lambda: message.double_ack(1.0))
         until(lambda: consumer._member.liveness.last_sent is not sent, "a heartbeat is sent")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Consumer, InvalidOption, Message, TopicMissing
-from marshal_py.client.messages import dead_letters
+from marshal_py.client.messages import answers
 from marshal_py.errors import AccessDenied, MessageTooLarge, PartitionError
 from marshal_py.protocol.wire.records import Note
 from marshal_py.transport.memory import MemoryWriter
@@ -220,7 +220,7 @@ def test_a_crash_before_the_acknowledgement_repeats_the_letter_and_loses_nothing
 
     ACKS: A crash between the two may repeat it.
     """
-    monkeypatch.setattr("marshal_py.client.receive.ending.LETTERS_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("marshal_py.client.receive.membership.LETTERS_TIMEOUT_S", 0.05)
     topic, letters, group = memory.topic(), memory.topic(), memory.group()
     memory.fill(topic, 0, 1)
     with memory.connect() as marshal:
@@ -245,8 +245,8 @@ def test_a_letter_that_is_refused_stops_no_other_and_is_tried_again(
 
     ACKS: What the cluster refuses is tried again, and an event says why.
     """
-    monkeypatch.setattr(dead_letters, "RETRY_S", 0.01)
-    monkeypatch.setattr(dead_letters, "RETRY_S_MAX", 0.01)
+    monkeypatch.setattr(answers, "RETRY_S", 0.01)
+    monkeypatch.setattr(answers, "RETRY_S_MAX", 0.01)
     refuses = threading.Event()
     refuses.set()
     write = MemoryWriter.write
@@ -314,8 +314,8 @@ def test_a_message_too_large_for_the_topic_gets_a_letter_without_its_content(
 def test_a_topic_that_takes_not_even_that_is_reported_and_tried_again(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "RETRY_S", 0.01)
-    monkeypatch.setattr(dead_letters, "RETRY_S_MAX", 0.01)
+    monkeypatch.setattr(answers, "RETRY_S", 0.01)
+    monkeypatch.setattr(answers, "RETRY_S_MAX", 0.01)
     write, refuses = MemoryWriter.write, threading.Event()
     refuses.set()
 
@@ -361,7 +361,7 @@ def test_null_headers_stay_null_in_a_letter(memory: MemoryTestCluster) -> None:
 
 
 def test_an_ack_that_comes_meanwhile_counts(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "RETRY_S", 0.01)
+    monkeypatch.setattr(answers, "RETRY_S", 0.01)
     topic, letters, group = memory.topic(), memory.topic(), memory.group()
     memory.fill(topic, 0, 1)
     monkeypatch.setattr(MemoryWriter, "write", _denied)
@@ -380,7 +380,7 @@ def _denied(writer: MemoryWriter, topic: str, *_: object) -> None:
 def test_a_stop_does_not_wait_long_for_a_cluster_that_refuses(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marshal_py.client.receive.ending.LETTERS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("marshal_py.client.receive.membership.LETTERS_TIMEOUT_S", 0.1)
     topic, letters = memory.topic(), memory.topic()
     memory.fill(topic, 0, 1)
     monkeypatch.setattr(MemoryWriter, "write", _denied)

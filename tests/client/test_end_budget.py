@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from marshal_py.client.connection import context
-from marshal_py.client.connection.context import END_TIMEOUT_S, EndBudget
-from marshal_py.client.receive import ending
+from marshal_py.client import connection
+from marshal_py.client.connection import END_TIMEOUT_S, EndBudget
+from marshal_py.client.receive import membership
 from marshal_py.testing import MemoryCluster
 from tests.support.client_fixtures import DEADLINE_S, joined
 
@@ -28,12 +28,12 @@ def ends(call: Callable[[], object]) -> bool:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "END_S_MIN", 0.1)
-    monkeypatch.setattr(ending, "END_S_MIN", 0.1)
+    monkeypatch.setattr(connection, "END_S_MIN", 0.1)
+    monkeypatch.setattr(membership, "END_S_MIN", 0.1)
 
 
 def test_a_drain_takes_its_time_and_as_much_for_the_release(short: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "LEAVE_TIMEOUT_S", HOUR_S)
+    monkeypatch.setattr(membership, "LEAVE_TIMEOUT_S", HOUR_S)
     with MemoryCluster() as cluster:
         cluster.create_topic("orders")
         cluster.produce("orders", b"0")
@@ -44,7 +44,7 @@ def test_a_drain_takes_its_time_and_as_much_for_the_release(short: None, monkeyp
 
 
 def test_a_drain_without_handlers_at_work_does_not_wait_for_them(short: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "LEAVE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(membership, "LEAVE_TIMEOUT_S", 0.2)
     with MemoryCluster() as cluster:
         cluster.create_topic("orders")
         consumer = joined(cluster.connect(), "billing", ["orders"])

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from marshal_py import Consumer, Message
-from marshal_py.client.driver.idle_heartbeat import HeartbeatTimer, IdleHeartbeat
+from marshal_py.client.receive.receiving import HeartbeatTimer, IdleHeartbeat
 from marshal_py.client.values.requests import check_fetch
 from marshal_py.errors import AccessDenied, ClusterUnreachable, InvalidOption
 from marshal_py.protocol.member.advisory import Advisory

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from marshal_py import ConsumerOptions, InvalidOption, Message, aio
+from marshal_py.client import connection
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.delivery.prefetch import WAIT_S_MAX, WAIT_S_MIN
-from marshal_py.client.values import waits
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, TestCluster, joined, positions, until
 
 NEVER_S = 3_600.0  # longer than any test
@@ -153,7 +153,7 @@ def test_a_call_looks_for_acks_only_while_a_buffered_message_waits_for_one(memor
         queue = consumer._queue
         held = [consumer.next(expires_s=DEADLINE_S)]
         while queue.buffered() < 3:
-            waits.complete(consumer._receiving.intake.look(), consumer._carry_out)
+            connection.complete(consumer._receiving.intake.look(), consumer._carry_out)
         assert queue.window.wait_s(queue.buffers.values(), queue.delivered) is None, "there is room for one"
         held.append(consumer.next(expires_s=DEADLINE_S))
         waits_s = [queue.window.wait_s(queue.buffers.values(), delivered) for delivered in (2, 2, 2, 3)]
@@ -285,12 +285,12 @@ def test_a_consume_of_which_all_partitions_wait_for_acks_is_bounded_and_waits(
         wait: Any = next(steps)
         while len(pauses_s) < 50:
             assert not isinstance(wait, Reserved), "the partition is held"
-            if isinstance(wait, waits.Change):
+            if isinstance(wait, connection.Change):
                 pauses_s.append(wait.timeout_s)
                 polls.append(0)
             elif polls:
                 polls[-1] += 1
-            wait = steps.send(None if isinstance(wait, waits.Change) else consumer._carry_out(wait))
+            wait = steps.send(None if isinstance(wait, connection.Change) else consumer._carry_out(wait))
         steps.close()
         assert queue.buffered() <= most + 10
         assert max(polls[25:]) <= 2, "it does not ask again and again"

@@ -12,7 +12,6 @@ from marshal_py import Advisory, Consumer, InvalidOption, Message
 from marshal_py.client.messages import answers
 from marshal_py.client.messages.answers import NAK_DELAY_DOUBLED_S_MAX, NAK_DELAY_S_MAX, grown_delay_s
 from marshal_py.client.metrics import ConsumerMetrics
-from marshal_py.client.values import reports
 from marshal_py.errors import NeedsAtLeastOnce
 from marshal_py.protocol.claims import delivery
 from marshal_py.protocol.wire.records import Note
@@ -380,7 +379,7 @@ def terminations(cluster: TestCluster, group: str) -> list[tuple[str, int, int, 
 
 def test_many_terminations_are_few_records(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each Note is a record that every member reads: after the first few of a period one stands for the rest."""
-    monkeypatch.setattr(reports, "NOTES_EACH_MAX", 2)
+    monkeypatch.setattr(answers, "NOTES_EACH_MAX", 2)
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 500)
     with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:

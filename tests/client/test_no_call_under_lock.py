@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 
 from marshal_py import Consumer, TopicPartition
-from marshal_py.client.connection import context
+from marshal_py.client import connection
 from marshal_py.transport import kafka, kafka_admin, kafka_source
 from tests.support.client_fixtures import DEADLINE_S, ROOT, BackgroundConsumer, EmbeddedTestCluster, joined, owns, until
 
@@ -34,17 +34,17 @@ class Watch:
     """Notes each call of a client of librdkafka by a thread that holds the lock of a Marshal."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.contexts: list[context.Context] = []
+        self.contexts: list[connection.Context] = []
         self.calls: set[str] = set()
         self.under_lock: set[str] = set()
         self.threads: defaultdict[int, set[str]] = defaultdict(set)  # which thread has called what
-        plain = context.Context.__init__
+        plain = connection.Context.__init__
 
-        def made(this: context.Context, *arguments: Any, **named: Any) -> None:
+        def made(this: connection.Context, *arguments: Any, **named: Any) -> None:
             plain(this, *arguments, **named)
             self.contexts.append(this)
 
-        monkeypatch.setattr(context.Context, "__init__", made)
+        monkeypatch.setattr(connection.Context, "__init__", made)
         for name, modules in CLIENTS.items():
             for module in modules:
                 if hasattr(module, name):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Consumer, aio
-from marshal_py.client.driver import loop, watches
+from marshal_py.client.driver import consumer_driver, loop
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.records import ClaimingPartition, Join, ReleasingPartition
 from tests.support.client_fixtures import MemoryTestCluster, TestCluster, collect, joined, until
@@ -206,7 +206,7 @@ def test_more_topics_than_a_consumer_reads(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is refused when it joins; later it keeps what it has, and the log of the process says why."""
-    monkeypatch.setattr(watches, "TOPICS_MAX", 2)
+    monkeypatch.setattr(consumer_driver, "TOPICS_MAX", 2)
     for name in (B, C):
         make(memory, name)
     with memory.connect() as marshal, caplog.at_level("WARNING", "marshal_py"):

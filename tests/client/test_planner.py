@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from marshal_py.client.planner import Planner
-from marshal_py.client.ranges.ranges import share
+from marshal_py.client.ranges import share
 from marshal_py.errors import BatchOverdue, BatchRefused, ClaimLost, ConsumerClosed, InvalidOption
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.wire.identity import TopicPartition

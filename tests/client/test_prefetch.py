@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 
 from marshal_py import Consumer, Message
+from marshal_py.client.connection import complete
 from marshal_py.client.delivery import prefetch
 from marshal_py.client.delivery.buffers import MERGED_MAX, Buffer, Reserved
 from marshal_py.client.delivery.delivery_queue import AHEAD_MESSAGES_MAX
@@ -25,10 +26,9 @@ from marshal_py.client.delivery.prefetch import (
     Room,
     held_bytes,
 )
-from marshal_py.client.messages import dead_letters
+from marshal_py.client.messages import answers as handlers_answers
 from marshal_py.client.values.options import PREFETCH_BYTES, PREFETCH_BYTES_MAX, PREFETCH_BYTES_MIN
 from marshal_py.client.values.requests import KEYS_SAMPLED
-from marshal_py.client.values.waits import complete
 from marshal_py.errors import PartitionError
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import TopicPartition
@@ -506,8 +506,8 @@ def test_dead_letters_that_are_not_written_count_among_the_buffered_messages(
     cluster: OneQueueTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dead-letter topic does not answer, and every message must go there. Then it answers."""
-    monkeypatch.setattr(dead_letters, "RETRY_S", 0.01)
-    monkeypatch.setattr(dead_letters, "RETRY_S_MAX", 0.01)
+    monkeypatch.setattr(handlers_answers, "RETRY_S", 0.01)
+    monkeypatch.setattr(handlers_answers, "RETRY_S_MAX", 0.01)
     answers, write = threading.Event(), MemoryWriter.write
 
     def refuse(writer: MemoryWriter, topic: str, *rest: Any) -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from marshal_py.client.connection.threads import CAUSES_MAX, REPEAT_S, Repeats, Worker
+from marshal_py.client.connection import CAUSES_MAX, REPEAT_S, Repeats, Worker
 from marshal_py.errors import ClusterUnreachable
 from tests.client.test_planner import spans
 from tests.support.client_fixtures import MemoryTestCluster, until

@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from marshal_py.client.connection.context import RECENT_MS, STALL_MS_MIN, Stalls
+from marshal_py.client.connection import RECENT_MS, STALL_MS_MIN, Stalls
 from tests.support.client_fixtures import INTERVAL_S, MemoryTestCluster, joined, owns, until
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from marshal_py import Marshal, TopicPartition
-from marshal_py.client.driver import watches
+from marshal_py.client.driver import consumer_driver
 from marshal_py.client.values import position_text
 from marshal_py.errors import InvalidOption, MarshalError, MembersAlive, PositionOutOfRange, TopicMissing
 from marshal_py.protocol.member import member_state
@@ -373,7 +373,7 @@ def test_a_mirror_that_is_refused_for_long_is_an_event(
 ) -> None:
     """D7: it says since when. Only the first copy is new: the others try the same position again."""
     monkeypatch.setattr(member_state, "MIRROR_MS", 10)
-    monkeypatch.setattr(watches, "LASTS_MS", 50)
+    monkeypatch.setattr(consumer_driver, "LASTS_MS", 50)
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 1)
     with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
@@ -395,7 +395,7 @@ def test_a_refusal_that_passes_is_not_reported() -> None:
     def at(seconds: int) -> Instant:
         return Instant(1000 * seconds, 0, 1_800_000_000_000 + 1000 * seconds)
 
-    copies = watches.CommitRefusals()
+    copies = consumer_driver.CommitRefusals()
     assert [copies.answered(text, at(s)) for s, text in ((0, "moved"), (25, "moved"), (35, ""), (40, "moved"))] == [
         ""
     ] * 4, "none lasted for 30 s"

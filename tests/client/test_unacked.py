@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marshal_py import Advisory, Consumer, ConsumerOptions
-from marshal_py.client.messages.acks import UnackedWatch
+from marshal_py.client.messages.answers import UnackedWatch
 from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition

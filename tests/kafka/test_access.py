@@ -23,7 +23,7 @@ from typer.testing import Result
 import marshal_py
 from marshal_py.admin import permissions
 from marshal_py.admin.group import Group
-from marshal_py.client.driver import log_maintenance, watches
+from marshal_py.client.driver import consumer_driver, turn
 from marshal_py.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -188,7 +188,7 @@ def test_a_wrong_password_is_named_long_before_the_timeout(guarded: GuardedClust
 
 @pytest.fixture(autouse=True)
 def _a_refused_copy_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watches, "LASTS_MS", 0)
+    monkeypatch.setattr(consumer_driver, "LASTS_MS", 0)
 
 
 def consume(settings: dict[str, Any], group: str, topic: str) -> int:
@@ -344,8 +344,8 @@ def test_a_client_that_may_not_delete_leaves_truncation_to_an_admin(
     new_user: Callable[[], User], guarded: GuardedCluster, orders: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N12: a consumer with minimal rights writes snapshots; Kafka refuses its deletion; one advisory reports that."""
-    monkeypatch.setattr(log_maintenance, "TRUNCATE_EVERY_MS", 50)
-    monkeypatch.setattr(log_maintenance, "TRUNCATE_RECORDS_MIN", 16)
+    monkeypatch.setattr(turn, "TRUNCATE_EVERY_MS", 50)
+    monkeypatch.setattr(turn, "TRUNCATE_RECORDS_MIN", 16)
     monkeypatch.setattr(snapshotter, "STAGGER_RECORDS", 16)
     user = new_user().may(*permissions.rights_of(permissions.CONSUMER, "__marshal", [group], [orders]))
     admin_user = new_user().may(*permissions.rights_of(permissions.ADMIN, "__marshal", [group], [orders]))

@@ -25,7 +25,7 @@ from confluent_kafka.cimpl import NewTopic
 import marshal_py
 from marshal_py.admin import permissions
 from marshal_py.admin.permissions import Right
-from marshal_py.client.driver import watches
+from marshal_py.client.driver import consumer_driver
 from marshal_py.errors import AccessDenied, AuthenticationFailed, MarshalError, PartitionError, TlsMismatch
 from tests.support.certificates import Authority
 from tests.support.command_line import invoke
@@ -325,7 +325,7 @@ def test_a_right_on_the_group_that_is_revoked_is_an_advisory(
     guarded: GuardedCluster, pool: list[str], producer: Producer, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The consumer works on: only the copy of its positions is refused."""
-    monkeypatch.setattr(watches, "LASTS_MS", 0)
+    monkeypatch.setattr(consumer_driver, "LASTS_MS", 0)
     client, told = new_client("password", guarded, pool), list[str]()
     change_rights(guarded, client.principal, permissions.rights_of("consumer", "__marshal", [group], ["orders"]))
     with (

@@ -28,10 +28,8 @@ RUNS = [
 
 # A simulated process has no thread, event loop, signal, socket or log of its own process.
 THREADS, LOOP, SIGNALS = "threads, locks and queues between them", "an event loop", "signals"
-VALUES = "values without functions that a run calls"
 # What a run could execute. marshal_sim/cluster has its own way to do it instead, or does not do it.
 OPENS = "connects, opens logs and checks what the user has passed: a simulated client is made without"
-NOT_YET = "not driven yet"
 NOT_EXECUTED = {
     "aio/async_consume.py": LOOP,
     "aio/async_process.py": LOOP,
@@ -40,7 +38,6 @@ NOT_EXECUTED = {
     "consumer.py": THREADS,
     "driver/last_wills.py": "another process that a socket watches",
     "driver/loop.py": THREADS,
-    "driver/standing.py": "sentences for people, and the end of a job that reads up to an end: " + NOT_YET,
     "exporter.py": "a server of metrics",
     "marshal.py": OPENS,
     "metrics.py": "figures for people",
@@ -52,7 +49,6 @@ NOT_EXECUTED = {
     "sql_guard.py": "a database",
     "tracing.py": "spans around handlers",
     "values/finished.py": "what a table has, which is another store",
-    "values/waits.py": VALUES,
 }
 
 

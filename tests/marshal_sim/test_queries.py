@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 
-from marshal_py.client.ranges.microbatches import FIRST, MicroBatches, key_of
-from marshal_py.client.ranges.ranges import Ranges
+from marshal_py.client.ranges import FIRST, MicroBatches, Ranges, key_of
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.member_state import MemberOptions

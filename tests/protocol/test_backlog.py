@@ -10,7 +10,7 @@ from itertools import chain, combinations_with_replacement, product
 import pytest
 from msgspec.structs import replace
 
-from marshal_py.client.values.group_config import check_settings, settings_named
+from marshal_py.client.values.options import check_settings, settings_named
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.fold.world import Group, lag_weight
 from marshal_py.protocol.member import group_settings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.client.ranges.ranges import Ranges
+from marshal_py.client.ranges import Ranges
 from marshal_py.protocol.claims.claim import DELIVERIES, Claim
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.wire.identity import NONE

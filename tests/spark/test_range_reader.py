@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, Message
 from pyspark import TaskContext, cloudpickle
 
-from marshal_py.client.ranges.ranges import ClaimedRange
+from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import BatchRefused, ClusterUnreachable, InvalidOption, RangeLost
 from marshal_py.protocol.wire.fencing_token import Token
 from marshal_py.spark.stream import messages, range_reader

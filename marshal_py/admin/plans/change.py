@@ -23,7 +23,7 @@ from marshal_py.admin.plans.operation import (
 )
 from marshal_py.admin.plans.pause import Drain, PauseLock
 from marshal_py.admin.views.suggestions import suggestion
-from marshal_py.client.values.group_config import (
+from marshal_py.client.values.options import (
     Wanted,
     base_of,
     changes_mode,

@@ -20,7 +20,7 @@ from marshal_py.admin.plans.pause import busy, is_named, name_of
 from marshal_py.admin.plans.sessions import find_session
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.recreated_topics import RecreatedTopic
-from marshal_py.client.values.group_config import (
+from marshal_py.client.values.options import (
     Wanted,
     base_of,
     changes_mode,

@@ -14,14 +14,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from marshal_py.client.aio.event_loop import EventLoop
+from marshal_py.client.connection import Steps
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.messages.message import Message
 from marshal_py.client.receive.consuming import Consuming, Handler, Reader, iterator_of, logger
-from marshal_py.client.receive.demand import ConsumeDemand
-from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
-from marshal_py.client.receive.membership import Membership
+from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S, Membership
+from marshal_py.client.receive.receiving import ConsumeDemand
 from marshal_py.client.values.requests import OnError
-from marshal_py.client.values.waits import Steps
 from marshal_py.transport.serialization import K_co, V_co
 
 # Makes the iterations over messages of a demand, one after the other; the program holds the Reader's iterator.

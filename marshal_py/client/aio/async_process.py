@@ -13,13 +13,13 @@ from typing import Any, Final, Self
 
 from marshal_py.client.aio.async_consume import AsyncConsumeContext
 from marshal_py.client.aio.event_loop import EventLoop
-from marshal_py.client.connection.context import Context
+from marshal_py.client.connection import Context
 from marshal_py.client.messages.message import Message
 from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing, Running
 from marshal_py.client.process.settings import AsyncBatchHandler, AsyncHandler
 from marshal_py.client.process.worker_processes import answered
 from marshal_py.client.receive.consuming import Handler
-from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
+from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S
 from marshal_py.client.values.requests import check_timeout, check_wait
 from marshal_py.errors import InvalidOption, ReentrantCall
 from marshal_py.transport.serialization import K_co, V_co

@@ -16,8 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from marshal_py.client.connection.context import Context
-from marshal_py.client.values.waits import Change, Poll
+from marshal_py.client.connection import Change, Context, Poll
 from marshal_py.errors import EventLoopMisuse
 from marshal_py.transport.ports import Chunk
 

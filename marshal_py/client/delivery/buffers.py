@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Final, NamedTuple
 
-from marshal_py.client.messages.acks import Delivered
+from marshal_py.client.messages.answers import Delivered
 from marshal_py.client.messages.message import Message
 from marshal_py.client.values.requests import message_bytes, payload_bytes
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase

@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Final
 
-from marshal_py.client.connection.context import watch_forks
+from marshal_py.client.connection import watch_forks
 from marshal_py.client.delivery import grants
 from marshal_py.client.delivery.buffers import ENDLESS, Allowance, Buffer, Reserved, fit
 from marshal_py.client.delivery.prefetch import AckWindow, HandlingRate, Prefetch, Turns
 from marshal_py.client.delivery.redelivery import Redelivering, due_count, redeliveries_of
-from marshal_py.client.messages.acks import Delivered, DeliveryContext
-from marshal_py.client.messages.answers import Answers
+from marshal_py.client.messages.answers import Answers, Delivered, DeliveryContext
 from marshal_py.client.messages.message import DecodedMessage, Message, Part
 from marshal_py.client.values.options import BOUNDS, ConsumerOptions
 from marshal_py.client.values.requests import message_bytes

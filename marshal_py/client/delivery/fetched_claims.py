@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from marshal_py.client.connection.context import Context
-from marshal_py.client.connection.threads import Ask, TaskSteps
+from marshal_py.client.connection import Ask, Context, TaskSteps
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
-from marshal_py.client.messages.acks import UnackedWatch
-from marshal_py.client.messages.dead_letters import DeadLetters
+from marshal_py.client.messages.answers import DeadLetters, UnackedWatch
 from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.claims.delivery import AtLeastOnce

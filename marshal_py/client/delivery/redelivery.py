@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import cast
 
 from marshal_py.client.delivery.buffers import Buffer, Reserved
-from marshal_py.client.messages.acks import Delivered, DeliveryContext
+from marshal_py.client.messages.answers import Delivered, DeliveryContext
 from marshal_py.client.messages.message import Message, Part
 from marshal_py.client.values.requests import message_bytes
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase

@@ -2,14 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = (
-    "consumer_driver",
-    "divergence_report",
-    "idle_heartbeat",
-    "last_wills",
-    "log_maintenance",
-    "loop",
-    "standing",
-    "turn",
-    "watches",
-)
+DOORS: Final = ("consumer_driver", "divergence_report", "last_wills", "loop", "turn")

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any, Final
 
-from marshal_py.client.connection.context import Context
+from marshal_py.client.connection import Context
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.driver.loop import Loop
 from marshal_py.errors import InvalidOption, UnsupportedPlatform

@@ -16,11 +16,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
-from marshal_py.client.connection.context import POLL_S_MAX, Context
-from marshal_py.client.connection.threads import Repeats, Tasks
+from marshal_py.client.connection import POLL_S_MAX, Context, Repeats, Tasks
 from marshal_py.client.driver.consumer_driver import PREFETCH_POLL_S, ConsumerDriver
-from marshal_py.client.driver.log_maintenance import LogMaintenance
-from marshal_py.client.driver.turn import Turn
+from marshal_py.client.driver.turn import LogMaintenance, Turn
 from marshal_py.errors import (
     BackgroundThreadEnded,
     ClusterError,

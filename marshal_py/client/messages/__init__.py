@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("acks", "answers", "dead_letters", "message")
+DOORS: Final = ("answers", "message")

@@ -1,25 +1,266 @@
-"""Carries out what handlers answer besides acks: `nak` (deliver it again later) and `term` (never again).
+"""What handlers answer: `ack`, `nak` (deliver it again later), `term` (never again), dead letters, and what is overdue.
 
-With a dead-letter topic, messages that are ended or were delivered `max_deliver` times go there (dead_letters.py). The
-tracker of the claim knows which messages wait (delivery.py of protocol/claims/), and delivery_queue.py delivers them
-again. Everything here is called with the Marshal's lock held.
+The tracker of the claim (delivery.py of protocol/claims/) knows which messages are finished and which wait, and
+delivery_queue.py delivers these again. With a dead-letter topic, messages that are ended or were delivered
+`max_deliver` times go there. Everything is called with the Marshal's lock held, but for what writes dead letters and
+for Delivered, which takes it. This file knows nothing of messages but how to make one: message.py imports it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 
-from marshal_py.client.messages.dead_letters import Letter
-from marshal_py.client.values.options import ConsumerOptions
-from marshal_py.client.values.reports import Reports
+from marshal_py.client.connection import Ask, Context, ForkedLock, Rest, Tasks, TaskSteps
+from marshal_py.client.values.options import BOUNDS, ConsumerOptions
 from marshal_py.client.values.requests import payload_bytes
-from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
-from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce, OffsetRun
+from marshal_py.errors import InvalidOption, MarshalError, MessageTooLarge, NeedsAtLeastOnce
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase, Spans, finished_spans, log_has, spans_of
+from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.fold.world import Group
+from marshal_py.protocol.member.advisory import AdvisoryKind
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.wire.identity import Instant
-from marshal_py.transport.ports import RawMessage
+from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.transport.ports import MessageWriter, RawMessage
+from marshal_py.transport.serialization import Deserializer
+
+# --- Reports single messages in the group's log and to the consumer's user, in a bounded number of records.
+#
+# Handlers may terminate thousands of messages per second, and each Note is a record that every member of the group
+# reads. So only the first few of a period get a Note each; the rest of the period shares one per partition and kind.
+# Called with the Marshal's lock held.
+
+
+NOTES_EACH_MAX: Final = 16  # Notes of single messages per period, a third of a heartbeat interval
+
+
+class _More(NamedTuple):
+    """Sums up the messages of a period that got no Note of their own."""
+
+    epoch: int
+    low: int
+    high: int
+    messages: int
+    text: str
+
+
+class Reports:
+    """Reports the messages of one consumer."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._left = NOTES_EACH_MAX
+        self._more: dict[tuple[AdvisoryKind, TopicPartition], _More] = {}
+
+    def note(self, kind: AdvisoryKind, claim: Claim, offset: int, text: str) -> None:
+        """Reports that `kind` happened to the message at `offset`; `text` says why."""
+        if self._left:
+            self._left -= 1
+            self._member.note(kind, claim.tp, offset, offset + 1, text, claim.epoch)
+            self._member.request_tick()
+            return
+        key = kind, claim.tp
+        known = self._more.get(key)
+        if known is None or known.epoch != claim.epoch:
+            self._send(key)
+            known = _More(claim.epoch, offset, offset, 0, "")
+        low, high = min(known.low, offset), max(known.high, offset)
+        self._more[key] = _More(claim.epoch, low, high, known.messages + 1, text)
+
+    def end_period(self) -> None:
+        """Reports what was summed up. Called every third of a heartbeat interval."""
+        self._left = NOTES_EACH_MAX
+        for key in [*self._more]:
+            self._send(key)
+
+    def _send(self, key: tuple[AdvisoryKind, TopicPartition]) -> None:
+        more = self._more.pop(key, None)
+        if more is not None:
+            text = f"{more.messages} messages of this range; the last one: {more.text}"
+            self._member.note(key[0], key[1], more.low, more.high + 1, text, more.epoch)
+            self._member.request_tick()
+
+
+# --- Writes messages to the dead-letter topic: those delivered too often, and those that handlers ended by `term`.
+#
+# A message is done when Kafka has acknowledged its dead letter, and not before; so a crash between the two repeats the
+# letter and loses none. The letters are written on a thread of their own, which begins with the first one. What the
+# cluster refuses is tried again until the claim ends, with growing delays. A message that is too large for the
+# dead-letter topic gets a letter without its content: the source topic has that, and the letter says where. The headers
+# are those of Kafka's own dead-letter topics (KIP-1191).
+
+
+LETTERS_AT_ONCE: Final = 500  # written between two waits for acknowledgements
+WRITE_TIMEOUT_S: Final = 30.0  # for their acknowledgements, then they are written again
+RETRY_S: Final = 1.0  # after the first failure; it doubles with each further one
+RETRY_S_MAX: Final = 60.0
+REASONS_MAX: Final = 100  # remembered, so that each is reported once; texts may name sizes and places
+HEADERS: Final = "__dlq.errors."  # headers with this prefix are ours; a letter that failed before has older ones
+
+
+class Letter(NamedTuple):
+    """A message on its way to the dead-letter topic. `deliveries`: by the log. `reason`: why. `refused`: what the topic
+    said of its size; then it has no content."""
+
+    claim: Claim
+    run: OffsetRun
+    at: int
+    message: RawMessage
+    deliveries: int
+    reason: str
+    refused: str = ""
+
+    @property
+    def needed(self) -> bool:
+        """Returns whether it must still be written: the claim is held, and nobody has acked the message meanwhile."""
+        return not self.claim.sealed and not self.run.is_finished(self.at)
+
+    @property
+    def offset(self) -> int:
+        return self.run.offsets[self.at]
+
+
+class DeadLetters:
+    """Writes the dead letters of one consumer."""
+
+    def __init__(
+        self, topic: str, member: Member, context: Context, reports: Reports, open_writer: Callable[[], MessageWriter]
+    ) -> None:
+        """Prepares letters to `topic`. Nothing is opened or started before the first one."""
+        self.topic: str = topic
+        self.written: int = 0
+        self.held_bytes: int = 0  # of the keys and values of the letters that wait
+        self._member, self._context, self._reports, self._open_writer = member, context, reports, open_writer
+        self._waiting: deque[Letter] = deque()
+        self._worker: Tasks | None = None
+        self._writer: MessageWriter | None = None
+        self._closed = False
+        self._failed: set[str] = set()  # why attempts failed since a letter has waited without a break
+        self._retry_s = RETRY_S
+
+    @property
+    def pending(self) -> bool:
+        """Returns whether a letter is on its way. Called with the Marshal's lock held."""
+        return any(letter.needed for letter in self._waiting)
+
+    def post(self, letter: Letter) -> None:
+        """Has a letter written soon. Called with the Marshal's lock held; waits for nothing."""
+        if self._worker is None:
+            self._worker = self._context.new_worker(f"marshal-dead-letters-{self._member.name}")
+        self._waiting.append(letter)
+        self.held_bytes += payload_bytes((letter.message,))
+        self._worker.submit(f"group {self._member.name}: dead letters", self._write_all)
+
+    def close(self) -> None:
+        """Writes nothing more, and disconnects soon."""
+        self._closed = True
+        if self._worker is not None:
+            self._worker.submit(f"group {self._member.name}: the end of dead letters", self._close_writer)
+            self._worker.end()
+
+    # --- on the thread
+
+    def _write_all(self) -> TaskSteps:
+        """Writes until no letter waits. After a failure one letter at a time is tried, so that one stops no other."""
+        at_once = LETTERS_AT_ONCE
+        while not self._closed and (letters := self._next(at_once)):
+            try:
+                yield Ask(partial(self._write, letters))
+            except Exception as error:
+                at_once = 1
+                self._close_writer()
+                if isinstance(error, MessageTooLarge) and self._leave_out(letters, error):
+                    continue
+                if not isinstance(error, MarshalError):
+                    self._context.logger.exception("group %s: a dead letter was not written", self._member.name)
+                self._note_failure(str(error) or repr(error), letters[0])
+                yield Rest(self._retry_s)
+                self._retry_s = min(2 * self._retry_s, RETRY_S_MAX)
+            else:
+                self._finish(letters)
+
+    def _leave_out(self, letters: Sequence[Letter], error: MessageTooLarge) -> bool:
+        """Has a letter that is too large written without content. False if none is left to try. Which one of several it
+        is, is not known."""
+        letter = letters[0]
+        if len(letters) == 1 and not letter.refused:
+            with self._context.lock:
+                self._waiting[0] = letter._replace(refused=error.reason)  # only this thread takes any away
+            return True
+        return len(letters) > 1
+
+    def _next(self, at_once: int) -> list[Letter]:
+        with self._context.lock:
+            needed = [letter for letter in self._waiting if letter.needed]
+            self._waiting = deque(needed)
+            self.held_bytes = sum([payload_bytes((letter.message,)) for letter in needed])
+            if not needed or len(self._failed) >= REASONS_MAX:
+                self._failed.clear()
+            return needed[:at_once]
+
+    def _write(self, letters: Sequence[Letter]) -> None:
+        if self._writer is None:
+            self._writer = self._open_writer()
+        for letter in letters:
+            value, key = (None, None) if letter.refused else (letter.message.value(), letter.message.key())
+            self._writer.write(self.topic, value, key, self._headers(letter))
+        self._writer.flush(WRITE_TIMEOUT_S)
+
+    def _headers(self, letter: Letter) -> list[tuple[str, bytes | None]]:
+        own = {
+            "topic": letter.claim.tp.topic,
+            "partition": str(letter.claim.tp.partition),
+            "offset": str(letter.offset),
+            "group": self._member.name,
+            "delivery.count": str(letter.deliveries),
+            "message": letter.reason,
+        }
+        kept = [(name, value) for name, value in letter.message.headers() or () if not name.startswith(HEADERS)]
+        if letter.refused:
+            kept, own["left.out"] = [], f"key, value ({len(letter.message)} bytes) and headers: {letter.refused}"
+        return [*kept, *((HEADERS + name, text.encode()) for name, text in own.items())]
+
+    def _finish(self, letters: Sequence[Letter]) -> None:
+        """Counts the messages as done, because Kafka has acknowledged their letters."""
+        self._retry_s = RETRY_S
+        with self._context.outbox, self._context.lock:
+            for letter in letters:
+                self.written += 1
+                if letter.needed:
+                    assert isinstance(letter.claim.tracker, AtLeastOnce)
+                    letter.claim.tracker.finish_posted(letter.run, letter.at)
+                    place = f"in {self.topic}" + ", without its content, which is too large for it" * bool(
+                        letter.refused
+                    )
+                    self._reports.note("dead_letter", letter.claim, letter.offset, f"{place}: {letter.reason}")
+            self._member.request_tick()
+            self._context.changed.notify_all()
+
+    def _note_failure(self, reason: str, letter: Letter) -> None:
+        """Tells the user once for each reason, moves the letter behind the others, and tries again later."""
+        with self._context.lock:
+            if self._waiting and self._waiting[0] is letter:
+                self._waiting.rotate(-1)
+            if reason not in self._failed:
+                self._failed.add(reason)
+                text = f"not written to {self.topic}, tried again: {reason}"
+                self._member.advise(
+                    "dead_letter_failed", letter.claim.tp, epoch=letter.claim.epoch, offset=letter.offset, text=text
+                )
+                self._member.request_tick()
+
+    def _close_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+
+# --- Naks and terms
+
 
 NAK_DELAY_S: Final = 0.5  # after the first delivery, if the user names no delay: a stumble of a database is over then
 NAK_DELAY_DOUBLED_S_MAX: Final = 60.0  # it doubles with each delivery up to this: a poison message costs little
@@ -184,3 +425,300 @@ def check_reason(reason: str) -> str:
     if not isinstance(reason, str):
         raise InvalidOption("reason", reason, "a text for people who look at the group's advisories")
     return reason[:REASON_CHARS_MAX].encode(errors="backslashreplace").decode()
+
+
+# --- Acks. Messages that were delivered together share one Delivered, which takes the lock
+#
+# A run (OffsetRun) records which messages of one fetch of one claim were delivered and acked.
+
+
+ACK_TIMEOUT_S: Final = 10.0  # how long `double_ack` waits by default: as long as a consumer's `stop`
+
+
+class Acked(NamedTuple):
+    """The offsets that were acked in one claim, as spans (`spans_of`). `late`: the ack came too late."""
+
+    claim: Claim
+    spans: Spans
+    late: bool = False
+
+
+Ack = Callable[[], Sequence[Acked]]  # marks messages as done, and returns what the log must accept then
+
+
+class DeliveryContext:
+    """What all deliveries of a consumer share. `delivered`: its count. `make(raw, delivered, index, value)`: the user's
+    message of fetched `raw`, index in the run, bytes."""
+
+    __slots__ = (
+        "answers",
+        "at_work",
+        "clock_now",
+        "confirm",
+        "delivered",
+        "handle_of",
+        "incarnation",
+        "key_deserializer",
+        "lock",
+        "lost_acks",
+        "make",
+        "member",
+        "value_deserializer",
+    )
+
+    clock_now: Callable[[], Instant]
+    incarnation: bytes
+    key_deserializer: Deserializer | None
+    lock: AbstractContextManager[object]
+    make: Callable[..., Any]
+    member: Member
+    value_deserializer: Deserializer | None
+
+    def __init__(
+        self,
+        member: Member,
+        lock: AbstractContextManager[object],
+        clock_now: Callable[[], Instant],
+        incarnation: bytes,
+        make: Callable[..., Any],
+        options: ConsumerOptions,
+        answers: Answers,
+    ) -> None:
+        self.member, self.lock, self.clock_now, self.incarnation = member, lock, clock_now, incarnation
+        self.make = make
+        self.key_deserializer, self.value_deserializer = options.key_deserializer, options.value_deserializer
+        self.answers: Answers = answers
+        self.delivered: int = 0
+        self.lost_acks: LostAcks = LostAcks()
+        # Makes the handle of a message, with the lock held; set by the consumer (message.py).
+        self.handle_of: Callable[[Any], bytes]
+        # Checks that the caller may wait, acks, and waits until the log has accepted what the call returned; set by
+        # the consumer (membership.py). A caller that is refused has acked nothing.
+        self.confirm: Callable[[Ack, float], None]
+        # Hears which offsets of a claim a handler says to be at work on, with the lock held; set by the queue.
+        self.at_work: Callable[[Claim, Sequence[int]], None] = _nobody_hears
+
+    def forked(self, made_in_pid: int) -> None:
+        """Makes acks raise UsedAfterFork in a forked child process, where it is called (`ForkedLock`)."""
+        self.lock = ForkedLock("Message", made_in_pid)
+        for claim in self.member.claims.values():
+            claim.sealed = True  # so that acks ask for the lock
+
+
+def _nobody_hears(claim: Claim, offsets: Sequence[int]) -> None:
+    """Ignores what a handler says to be at work on: no `process` waits for it."""
+
+
+class Delivered:
+    """What messages of one claim that were delivered together have in common: claim, run, token."""
+
+    __slots__ = ("again", "claim", "context", "key_deserializer", "make", "run", "token", "value_deserializer")
+
+    claim: Claim
+    context: DeliveryContext
+    run: OffsetRun | None
+    again: int
+
+    def __init__(self, context: DeliveryContext, claim: Claim, run: OffsetRun | None, again: int = 0) -> None:
+        """A delivery under `claim`. `run` tracks acks; None in at-most-once mode. `again`: how often this claim
+        delivered it again, with this time."""
+        self.context, self.claim, self.run, self.again = context, claim, run, again
+        self.key_deserializer: Deserializer | None = context.key_deserializer
+        self.value_deserializer: Deserializer | None = context.value_deserializer
+        self.make: Callable[..., Any] = context.make
+        self.token: Token = Token(context.incarnation, claim.epoch)
+
+    def finish_late(self) -> bool:
+        """Counts, under the lock, an ack after its claim's release or loss; returns False."""
+        return not self.context.member.ack_is_late(self.claim)
+
+    def in_time(self, first: int, stop: int) -> bool:
+        """Returns whether the messages with the indexes [first, stop) of `run` were acked when the claim was sealed."""
+        with self.context.lock:
+            if self.run is None:
+                return self.finish_late()
+            if all(map(self.run.is_finished, range(first, stop))):
+                return True
+            self.context.lost_acks.late(self.claim.tp)
+            return self.finish_late()
+
+    def returned(self, count: int) -> None:
+        """Notes acks in at-most-once mode, where they only say that the handler is done with so many messages."""
+        if isinstance(self.claim.tracker, AtMostOnce):
+            self.claim.tracker.acked(count, self.context.clock_now().mono_ms)
+
+    def finish_range(self, first: int, stop: int) -> bool:
+        """Acks [first, stop) of `run`; False if the claim ended before."""
+        with self.context.lock:
+            if self.claim.sealed:
+                return self.in_time(first, stop)
+            if self.run is not None:
+                self.run.finish_range(first, stop)
+            else:
+                self.returned(stop - first)
+            return True
+
+    def finish_one(self) -> bool:
+        """Notes the ack of one message in at-most-once mode, otherwise as `finish_range`."""
+        with self.context.lock:
+            if self.claim.sealed:
+                return self.finish_late()
+            self.returned(1)
+            return True
+
+    def nak(self, first: int, messages: Sequence[RawMessage], delay_s: float | None) -> bool:
+        """Has `messages`, from `first` in `run` on, delivered again after `delay_s`. False if the claim ended, or all
+        are done or delivered again."""
+        check_delay(delay_s)
+        context = self.context
+        with context.lock:
+            context.answers.tracker_of(self.claim, "nak")
+            if self.claim.sealed:
+                return self.finish_late()
+            assert self.run is not None
+            self.run.settle()
+            return context.answers.nak(self.claim, self.run, first, messages, delay_s, self.again)
+
+    def put_back(self, index: int, message: RawMessage, delay_s: float) -> None:
+        """Has a message delivered later that is queued for its handler, without counting a delivery (D17)."""
+        with self.context.lock:
+            if not self.claim.sealed:
+                assert self.run is not None
+                self.run.settle()
+                self.context.answers.put_back(self.claim, self.run, index, message, delay_s)
+
+    def term(self, first: int, messages: Sequence[RawMessage], reason: str) -> bool:
+        """Finishes `messages`, whose first index in `run` is `first`, for good; otherwise as `nak`."""
+        reason, context = check_reason(reason), self.context
+        with context.lock:
+            context.answers.tracker_of(self.claim, "term")
+            if self.claim.sealed:
+                return self.finish_late()
+            assert self.run is not None
+            self.run.settle()
+            return context.answers.term(self.claim, self.run, first, messages, reason)
+
+    def acked(self, first: int, stop: int, in_time: bool) -> Acked:
+        """Returns what an ack of the indexes [first, stop) of `run` has to have confirmed; `in_time` is its result."""
+        return Acked(self.claim, () if self.run is None else spans_of(self.run.offsets[first:stop]), not in_time)
+
+    def touch(self, first: int, stop: int) -> None:
+        """Restarts the handler timeout of [first, stop) of `run`, in at-most-once mode of the claim. Nothing once it is
+        sealed: acks that came since are too late, and must not be noted."""
+        with self.context.lock:
+            if self.run is not None:
+                self.context.at_work(self.claim, self.run.offsets[first:stop])
+            if self.claim.sealed:
+                return
+            tracker, mono_ms = self.claim.tracker, self.context.clock_now().mono_ms
+            if isinstance(tracker, AtLeastOnce):
+                if self.run is not None:
+                    self.run.settle()
+                    tracker.touch(self.run, first, stop, mono_ms)
+            elif tracker.in_flight_since_ms is not None:
+                tracker.in_flight_since_ms = mono_ms
+
+
+# --- The acks of one consumer that the log will not have: their messages are delivered again, though they were acked.
+#
+# An ack is lost if it comes too late (the claim was released or lost before), or if its claim is lost before the log
+# has accepted it. `flush` reports that, so a program that acks and then flushes knows as much as one that calls
+# `double_ack`. Called with the Marshal's lock held.
+
+
+class Loss(NamedTuple):
+    """When acks of a partition were lost last, by number of loss. `certain`: the log says so; else it may still get
+    them."""
+
+    number: int
+    certain: bool
+
+
+class LostAcks:
+    """Keeps the lost acks of one consumer until a flush has reported them: one entry per partition at most."""
+
+    def __init__(self) -> None:
+        self.count: int = 0
+        self._losses: dict[TopicPartition, Loss] = {}
+
+    def late(self, tp: TopicPartition) -> None:
+        """Notes an ack that came too late."""
+        self._note(tp, certain=True)
+
+    def ended(self, claims: Iterable[Claim], group: Group | None) -> None:
+        """Notes what is lost with these claims, if they are GONE. `group`: as the log was when they ended."""
+        for claim in claims:
+            if claim.phase is not ClaimPhase.GONE or not isinstance(claim.tracker, AtLeastOnce):
+                continue
+            if claim.seek_to != NONE:
+                continue  # its own user has moved it, and wants the messages again
+            if not log_has(finished_spans(claim.tracker), claim, group):
+                self._note(claim.tp, certain=claim.final is not None)
+
+    def _note(self, tp: TopicPartition, *, certain: bool) -> None:
+        self.count += 1
+        self._losses[tp] = Loss(self.count, certain)
+
+    def after(self, number: int) -> dict[TopicPartition, bool]:
+        """Returns the partitions with losses after the loss `number`, and whether each is certain."""
+        return {tp: loss.certain for tp, loss in self._losses.items() if loss.number > number}
+
+    def reported(self, tps: Iterable[TopicPartition]) -> None:
+        """Forgets the losses of these partitions, because the program knows of them."""
+        for tp in tps:
+            self._losses.pop(tp, None)
+
+
+# --- Notices messages whose handlers are silent for long, before the handler timeout ends their claims (D4)
+#
+# Such a message is easily forgotten: others are acked and the partition seems to move, but its position does not.
+# Called with the Marshal's lock held, every third of a heartbeat interval.
+
+
+QUARTERS: Final = 4  # an event at each quarter of the handler timeout: early enough to look, and only three of them
+
+
+class UnackedWatch:
+    """Reports the oldest unacked message of each claim while it grows old, and a claim that tracks too many."""
+
+    def __init__(self, member: Member, options: ConsumerOptions) -> None:
+        self._member = member
+        self._timeout_ms = round(1000 * options.handler_timeout_s)
+        self._reported: dict[int, int] = {}  # epoch -> quarters of the timeout that were reported of its oldest message
+        self._full: set[int] = set()  # epochs of which it was reported that nothing more is fetched
+
+    def look(self, claims: Iterable[Claim], now: Instant) -> None:
+        """Reports what has changed since the last look."""
+        reported, self._reported = self._reported, {}
+        full, self._full = self._full, set()
+        for claim in claims:
+            if claim.sealed:
+                continue
+            quarters, offset, age_ms = self._age(claim, now)
+            if quarters:
+                self._reported[claim.epoch] = quarters
+            if quarters > reported.get(claim.epoch, 0):
+                text = (
+                    f"the oldest unacked message is {age_ms / 1000:.0f} s old; at {self._timeout_ms / 1000:g} s "
+                    f"(handler_timeout_s) its partition is released"
+                )
+                self._advise(claim, offset, text)
+            if isinstance(claim.tracker, AtLeastOnce) and claim.tracker.tracked >= BOUNDS.unacked:
+                self._full.add(claim.epoch)
+                if claim.epoch not in full:
+                    text = f"{claim.tracker.tracked} messages are tracked above it: no more are fetched"
+                    self._advise(claim, claim.position(), text)
+
+    def _age(self, claim: Claim, now: Instant) -> tuple[int, int, int]:
+        """Returns the quarters of the timeout that the longest silent handler was silent, its message (NONE in
+        at-most-once mode), and its age."""
+        oldest = claim.tracker.oldest() if isinstance(claim.tracker, AtLeastOnce) else None
+        since_ms = claim.handler_since_ms() if oldest is None else oldest[0]
+        if since_ms is None:
+            return 0, NONE, 0
+        age_ms = max(0, now.mono_ms - since_ms)
+        return min(QUARTERS - 1, age_ms * QUARTERS // self._timeout_ms), NONE if oldest is None else oldest[1], age_ms
+
+    def _advise(self, claim: Claim, offset: int, text: str) -> None:
+        self._member.advise("unacked", claim.tp, epoch=claim.epoch, offset=offset, text=text)
+        self._member.request_tick()

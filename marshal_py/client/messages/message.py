@@ -1,4 +1,4 @@
-"""Messages and batches, as users handle them. Their acks go through acks.py. Nothing here waits or does I/O."""
+"""Messages and batches, as users handle them. Their acks go through answers.py. Nothing here waits or does I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, NamedTuple, NoReturn, SupportsIndex, cas
 
 from msgspec import Struct, structs
 
-from marshal_py.client.messages.acks import ACK_TIMEOUT_S, Acked, Delivered, DeliveryContext
+from marshal_py.client.messages.answers import ACK_TIMEOUT_S, Acked, Delivered, DeliveryContext
 from marshal_py.client.values.finished import source_of
 from marshal_py.client.values.requests import check_timeout
 from marshal_py.errors import DeserializationFailed, HandleUnknown, InvalidOption, MessageNotPickled, NeedsAtLeastOnce

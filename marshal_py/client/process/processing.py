@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Generic
 
-from marshal_py.client.connection.context import ForkedLock, watch_forks
+from marshal_py.client.connection import ForkedLock, watch_forks
 from marshal_py.client.delivery.delivery_queue import GATE_MS
 from marshal_py.client.delivery.prefetch import Taker
 from marshal_py.client.messages.message import (

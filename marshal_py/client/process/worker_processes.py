@@ -24,7 +24,7 @@ from typing import Any, Final, Generic, NamedTuple
 
 from msgspec import Struct
 
-from marshal_py.client.connection.context import watch_forks
+from marshal_py.client.connection import watch_forks
 from marshal_py.client.messages.message import Message
 from marshal_py.client.process.settings import Settings, check_returned
 from marshal_py.client.values.retry import Reject, Retry

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("confirmations", "consume", "consuming", "demand", "ending", "membership", "receiving")
+DOORS: Final = ("consume", "consuming", "membership", "receiving")

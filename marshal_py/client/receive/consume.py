@@ -15,9 +15,8 @@ from typing import Self
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.messages.message import Message
 from marshal_py.client.receive.consuming import AWAIT_IT, Consuming, Handler, Reader, iterator_of, logger
-from marshal_py.client.receive.demand import ConsumeDemand, Demand
-from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
-from marshal_py.client.receive.membership import Membership
+from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S, Membership
+from marshal_py.client.receive.receiving import ConsumeDemand, Demand
 from marshal_py.client.values.requests import OnError
 from marshal_py.errors import InvalidOption
 from marshal_py.transport.serialization import K_co, V_co

@@ -1,8 +1,8 @@
 """One `consume`, of either front: how its messages are received, how it ends, and what an error of a handler does.
 
 consume.py has a thread for the handler, async_consume.py a task. A ConsumeDemand decides when to ask the consumer's
-source for how many messages: demand.py counts, and the source answers from what librdkafka has fetched. What waits is
-written as Steps (waits.py), which each front carries out. Nothing here runs on the thread that sends the heartbeats.
+source for how many messages: it counts, and the source answers from what librdkafka has fetched. What waits is written
+as Steps, which each front carries out. Nothing here runs on the thread that sends the heartbeats.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Generic
 
+from marshal_py.client.connection import Change, Steps, T
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.message import Message
-from marshal_py.client.receive.demand import ConsumeDemand
-from marshal_py.client.receive.ending import LEAVE_TIMEOUT_S
-from marshal_py.client.receive.membership import WAIT_SLICE_S, Membership
+from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S, WAIT_SLICE_S, Membership
+from marshal_py.client.receive.receiving import ConsumeDemand
 from marshal_py.client.values.info import awaited, taken
 from marshal_py.client.values.requests import OnError, check_wait
-from marshal_py.client.values.waits import Change, Steps, T
 from marshal_py.errors import AckNotConfirmed, ClaimLost, ConcurrentUse, ConsumerClosed, InvalidOption, ReentrantCall
 from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.transport.serialization import K_co, V_co

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("finished", "group_config", "info", "options", "position_text", "reports", "requests", "retry", "waits")
+DOORS: Final = ("finished", "info", "options", "position_text", "requests", "retry")

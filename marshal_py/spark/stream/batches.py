@@ -19,7 +19,7 @@ from typing import Self
 from pyspark.sql import DataFrame, SparkSession
 
 from marshal_py.client.planner import ClaimedBatch, Planner
-from marshal_py.client.ranges.ranges import ClaimedRange
+from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.fencing_token import Token
 from marshal_py.protocol.wire.identity import TopicPartition

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from marshal_py.client.ranges.microbatches import digest_of
+from marshal_py.client.ranges import digest_of
 from marshal_py.errors import MarshalError
 
 logger: Final = logging.getLogger("marshal_py.spark")

@@ -11,7 +11,7 @@ heartbeats (`QueryMember`). Spark's calls, in the order of one trigger:
     tasks read             explicit ranges, nothing else
 
 So Spark's checkpoint says what to replay, and the coordination log says what this member owns and what is done.
-client/ranges/microbatches.py has the rules. In at-most-once mode a replayed batch is empty and a loss is noted in the
+client/ranges.py has the rules. In at-most-once mode a replayed batch is empty and a loss is noted in the
 log: by this process, which outlives the JVM, or by the process that Spark asks to replay. Losing the checkpoint loses
 no position.
 
@@ -36,8 +36,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from marshal_py.client.driver import last_wills
 from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.planner import Planner, QueryPlanner, RangePlanner
-from marshal_py.client.ranges.microbatches import FIRST, MicroBatches, group_of, key_of, life_of
-from marshal_py.client.ranges.ranges import ClaimedRange
+from marshal_py.client.ranges import FIRST, ClaimedRange, MicroBatches, group_of, key_of, life_of
 from marshal_py.errors import BatchOverdue, ClusterUnreachable, InvalidOption
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.spark.stream.aliases import named_as_written
@@ -49,7 +48,7 @@ from marshal_py.spark.stream.tasks import pieces_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from marshal_py.client.ranges.ranges import Taken
+    from marshal_py.client.ranges import Taken
 
 logger: Final = logging.getLogger("marshal_py.spark")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from marshal_py.client.ranges.ranges import ClaimedRange
+    from marshal_py.client.ranges import ClaimedRange
 
 TASK_ROWS: Final = 10_000  # read in about the time that a task costs anyway
 # However few rows there are: what the task does with each row may take long. Spark does not tell a Python source how

@@ -1,4 +1,4 @@
-"""What the parts of one Marshal share: its lock, clock, connections and workers. It decides nothing.
+"""What the consumers of one Marshal share: its lock, clock, connections, workers and outbox. It decides nothing.
 
 loop.py closes what is in the context. A part that decides something takes the lock as
 `with context.outbox, context.lock`: records that were decided under the lock are sent once it is free.
@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
+import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
-from typing import Final, NamedTuple, NoReturn, Protocol
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
 
-from marshal_py.client.connection.threads import Calls, Tasks, Worker
-from marshal_py.client.values.options import RetentionPolicy
-from marshal_py.client.values.waits import Change, Steps, T, Wait, complete
+from marshal_py.client.values.info import ClaimInfo
+from marshal_py.client.values.options import ConsumerOptions, RetentionPolicy
 from marshal_py.errors import (
     BackgroundThreadEnded,
     ClusterUnreachable,
@@ -29,8 +31,316 @@ from marshal_py.errors import (
     ReentrantCall,
     UsedAfterFork,
 )
+from marshal_py.protocol.claims.claim import Claim
+from marshal_py.protocol.member.member_state import Ready
 from marshal_py.transport.clock import mono_ms
 from marshal_py.transport.ports import Clock, ClusterAdmin, CoordinationLog
+
+# --- What a call of a consumer waits for, as values. The call itself neither waits nor polls.
+#
+# A call is written once, as a generator (Steps) that yields a wait and continues with its result. Each front carries
+# the waits out in its own way: `Consumer` on the user's thread, `AsyncConsumer` without blocking the event loop. A
+# generator never holds the Marshal's lock at a `yield`. An exception of a wait ends the call; it is not thrown into the
+# generator.
+
+
+T = TypeVar("T")
+
+
+class Poll(NamedTuple):
+    """Waits up to `timeout_s` seconds for messages of the data source. Its result: chunks of `max_messages` at most."""
+
+    timeout_s: float
+    max_messages: int
+
+
+class PollAhead(NamedTuple):
+    """Asks the source for `max_messages` without a wait: what is there; nothing from a front that cannot."""
+
+    max_messages: int
+
+
+class Change(NamedTuple):
+    """Waits `timeout_s` for a change of what the lock guards. `seen`: `Context.changes` at the last look; a newer one
+    ends it."""
+
+    timeout_s: float
+    seen: int
+
+
+Wait = Poll | PollAhead | Change
+Steps = Generator[Wait, Any, T]
+
+
+def complete(steps: Steps[T], carry_out: Callable[[Wait], Any]) -> T:
+    """Runs a call to its end and returns its result. `carry_out` waits in the calling thread."""
+    try:
+        wait = next(steps)
+        while True:
+            # Without a variable: what was polled must be freed before the next is (PIECE_MESSAGES in settings.py).
+            wait = steps.send(carry_out(wait))
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def following(steps: Generator[T, Any, None], result: object) -> T | None:
+    """Continues `steps` with the result of its last wait. Returns what it yields next, or None at its end."""
+    try:
+        return steps.send(result)
+    except StopIteration:
+        return None
+
+
+LOGGER: Final = logging.getLogger("marshal_py")
+
+# --- A daemon thread that runs tasks which wait for the network, in order, so that the loop never waits for it
+#
+# Each consumer has such a thread of its own: if one group's coordinator does not answer, other consumers can still
+# start. A task that waits in its midst is a generator: it yields what it asks the cluster, or for how long it rests.
+# The thread carries that out at once; the simulator lets time pass, in which the rest of the process goes on. Such a
+# task holds no lock at a `yield`.
+
+
+class Ask(NamedTuple):
+    """Calls `question`, which asks the cluster and may wait. Its result is the answer; its error is the task's."""
+
+    question: Callable[[], Any]
+
+
+class Rest(NamedTuple):
+    """Waits so many seconds, or until the worker ends."""
+
+    seconds: float
+
+
+TaskSteps = Generator[Ask | Rest, Any, None]
+
+
+def next_step(steps: TaskSteps, step: Ask) -> Ask | Rest:
+    """Asks the question of `step` and continues the task with the answer. Returns what the task yields next."""
+    try:
+        answer = step.question()
+    except Exception as error:
+        return steps.throw(error)
+    return steps.send(answer)
+
+
+class Tasks(Protocol):
+    """Runs tasks one after the other, somewhere else than its callers: a Worker, or a simulated one."""
+
+    def submit(self, what: str, task: Callable[[], object], owner: object = None) -> None:
+        """Runs `task` later, unless one with the same `what` (its name, for the log) and `owner` waits."""
+
+    def end(self) -> None:
+        """Ends after the tasks that are waiting now; does not wait for that. Later tasks would never run."""
+
+    @property
+    def busy(self) -> bool:
+        """Returns whether a task runs or waits."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    def close(self, timeout_s: float) -> None:
+        """Ends after the tasks that are waiting now, and waits for that, at most `timeout_s` seconds."""
+
+
+class Worker:
+    """Runs tasks on a thread of its own. (The executors of the standard library end before `atexit` handlers run.)"""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: queue.SimpleQueue[tuple[tuple[str, int], Callable[[], object]] | None] = queue.SimpleQueue()
+        self._waiting: set[tuple[str, int]] = set()
+        self._running = False
+        self._ending = threading.Event()
+        self._repeats = Repeats()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, what: str, task: Callable[[], object], owner: object = None) -> None:
+        key = what, id(owner)
+        if key not in self._waiting:
+            self._waiting.add(key)
+            self._tasks.put((key, task))
+
+    def _run(self) -> None:
+        while (item := self._tasks.get()) is not None:
+            key, task = item
+            what = key[0]
+            self._running = True  # before it is no longer waiting: `busy` must not see neither
+            self._waiting.discard(key)
+            try:
+                steps = task()
+                if isinstance(steps, Generator):
+                    self._complete(steps)
+                del steps
+            except MarshalError as error:
+                # The member's next tick asks again for what it still needs; this line says why that took longer.
+                if self._repeats.due(f"{what}: {error}"):
+                    LOGGER.warning("%s: %s", what, error, extra={"marshal_task": what})
+            except BaseException as error:  # nothing may end this thread: others wait for its answers
+                if self._repeats.due(f"{what}: {error!r}"):
+                    LOGGER.exception("%s failed", what, extra={"marshal_task": what})
+            self._running = False
+            del item, task  # else the last task would keep its consumer in memory until the next comes
+
+    def _complete(self, steps: TaskSteps) -> None:
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Rest):
+                    self._ending.wait(step.seconds)
+                    step = next(steps)
+                else:
+                    step = next_step(steps, step)
+        except StopIteration:
+            pass
+
+    def end(self) -> None:
+        self._ending.set()
+        self._tasks.put(None)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting) or self._running
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def close(self, timeout_s: float) -> None:
+        self.end()
+        self._thread.join(timeout_s)
+
+
+# --- The thread that runs the user's callbacks, so that none of them runs where heartbeats are sent.
+#
+# Each Marshal has one, a daemon. Calls run one at a time, in the order in which they were submitted. An exception in
+# a call, `SystemExit` included, is logged and has no other effect.
+
+
+# Several times the partitions of the largest consumer; a callback that hangs must not use up all memory.
+CALLS_WAITING_MAX: Final = 100_000
+
+
+class Calls(Protocol):
+    """Runs the user's callbacks somewhere else than its callers: Callbacks, or a simulated one."""
+
+    dropped: int
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Has `call` run later, or drops it if too many are waiting. Does not wait itself."""
+
+    def close(self, timeout_s: float) -> None:
+        """Ends after the calls that are waiting now. Waits for that at most `timeout_s` seconds."""
+
+
+class Callbacks:
+    """Runs calls on a thread. While `waiting_max` calls are waiting, new ones are dropped, counted and logged."""
+
+    def __init__(self, waiting_max: int = CALLS_WAITING_MAX) -> None:
+        self.dropped: int = 0
+        self._waiting_max = waiting_max
+        self._full = False  # whether an overflow was logged: one line for all calls that it drops
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="marshal-callbacks", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Has `call` run later on the thread, or drops it if too many are waiting. Does not wait itself."""
+        if self._calls.qsize() >= self._waiting_max:
+            self.dropped += 1
+            if not self._full:
+                LOGGER.error("%d callbacks wait for one that does not return: new ones are dropped", self._waiting_max)
+            self._full = True
+            return
+        self._full = False
+        self._calls.put(call)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except BaseException:  # sys.exit() too: it must not end the calls of every other consumer
+                LOGGER.exception("a callback failed")
+            del call  # else the last call would keep its consumer in memory until the next comes
+
+    def close(self, timeout_s: float) -> None:
+        """Ends the thread after the waiting calls, for `timeout_s` at most; inside a callback without a wait."""
+        self._calls.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+
+# --- Keeps the log of a process short while something goes on failing: a cause is written once a minute, not per
+# attempt.
+#
+# It decides nothing but that. One thread at a time may use an object of it.
+
+
+REPEAT_S: Final = 60.0  # a log that begins later, or is cut, shows within a minute what is still wrong
+CAUSES_MAX: Final = 100  # causes that are remembered; the oldest is forgotten
+DURATION: Final = re.compile(r"\d+(\.\d+)?\s?(ms|s)\b")  # librdkafka's texts have some: each attempt has another one
+
+
+class Repeats:
+    """Remembers which causes were written, and when."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: returns seconds."""
+        self._clock = clock
+        self._written: dict[str, float] = {}
+
+    def due(self, text: str) -> bool:
+        """Returns, and counts, whether to write the cause `text` now. Durations make no difference."""
+        cause, now_s = DURATION.sub("", text), self._clock()
+        written_s = self._written.get(cause)
+        if written_s is not None and now_s - written_s < REPEAT_S:
+            return False
+        self._written.pop(cause, None)
+        self._written[cause] = now_s
+        if len(self._written) > CAUSES_MAX:
+            del self._written[next(iter(self._written))]
+        return True
+
+
+# --- Which callbacks of one consumer's options a tick of its member leads to, in which order.
+#
+# They run on the thread of `Callbacks`. A consumer is active while it owns a partition.
+
+
+class UserCallbacks:
+    """Submits the callbacks of one consumer, and knows whether its user was told that it is active."""
+
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        submit: Callable[[Callable[[], object]], None],
+        claim_info: Callable[[Claim], ClaimInfo],
+    ) -> None:
+        self._options, self._submit, self._claim_info = options, submit, claim_info
+        self._active = False
+
+    def notify(self, ready: Ready, active: bool) -> None:
+        """Submits what a tick led to. `active`: whether the consumer owns a partition after it."""
+        options, submit = self._options, self._submit
+        if options.on_lost is not None:
+            for claim, reason in ready.lost:
+                if claim.told:
+                    submit(partial(options.on_lost, self._claim_info(claim), reason))
+        if active != self._active:
+            self._active = active
+            changed = options.on_activated if active else options.on_deactivated
+            if changed is not None:
+                submit(changed)
+        if options.on_claim is not None:
+            for claim in ready.claimed:
+                submit(partial(options.on_claim, self._claim_info(claim)))
+        if options.on_revoking is not None:
+            for claim in ready.revoking:
+                submit(partial(options.on_revoking, self._claim_info(claim)))
+
 
 # --- Hands records to the producer in the order in which they were decided, but not under the Marshal's lock
 #
@@ -159,7 +469,6 @@ class Changes(threading.Condition):
         return True
 
 
-LOGGER: Final = logging.getLogger("marshal_py")
 POLL_S_MAX: Final = 0.1  # a waiting thread wakes up at least that often, as other threads may make a step due earlier
 
 
@@ -219,7 +528,7 @@ class Context:
         watch_forks(self)
 
     def forked(self) -> None:
-        """Makes all that needs the lock raise UsedAfterFork in a forked child, where it is called (context.py)."""
+        """Makes all that needs the lock raise UsedAfterFork in a forked child, where it is called."""
         self.lock = self.changed = ForkedLock("Marshal", self.pid)
         self.outbox = Outbox(self.coordination, self._held)  # the parent sends what is waiting
 
@@ -240,7 +549,7 @@ class Context:
 
     @property
     def changes(self) -> int:
-        """Returns how many changes of what the lock guards there were. A Change waits for the next one (waits.py)."""
+        """Returns how many changes of what the lock guards there were. A Change waits for the next one."""
         return self._changes.count
 
     def listen(self, listener: Callable[[], object]) -> None:
