@@ -25,7 +25,7 @@ def test_the_table_names_every_verb_of_the_front() -> None:
 
 def test_the_service_runs_in_a_loop_of_another_thread_as_under_a_test_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """FastAPI's TestClient runs the lifespan in a thread of its own, where no signal handler can be installed."""
-    program = blocks("docs/consumer.md")[4]
+    [program] = blocks("examples/service.py")
 
     async def live(service: dict[str, Any]) -> Any:
         app = service["app"]

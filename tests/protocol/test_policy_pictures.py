@@ -17,39 +17,32 @@ from tests.support.virtual_cluster import VirtualCluster
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "policies.md"
 INTERVAL_MS = 2_000  # the default
 CELL_MS = 500
+PARTITIONS = 6
 CELLS_BEFORE, CELLS_AFTER = 2, 10
 CELLS_LOOKS = 28  # after little is left: five looks, two seconds apart
-POLICIES = ("balanced", "greedy", "topic", "pinned", "prioritized", "overflow", "members")
-PARTITIONED = ("members", "blocks")
-PRIORITIES = {"A": 0, "B": 1, "C": 0}
+POLICIES = ("balanced", "overflow")
 MIN_PENDING = {"A": 0, "B": 600}  # under overflow
 PENDING = 100  # in each partition
-MEMBERS = {"A": "m1", "B": "m1", "C": "m2"}
 
 
 class Run:
     """Consumers A and B of a group, and C where the policy needs it; a row for each partition says who owns it when."""
 
     def __init__(self, policy: str, names: str) -> None:
-        self.topics = {"bills": 2, "logs": 2, "users": 2} if policy == "topic" else {"orders": 6}
-        self.policy, self.partitioned = policy, policy in PARTITIONED
+        self.policy = policy
         self.cluster = VirtualCluster()
-        listed = {"max_members": 6, "members": ("m1", "m2")} if self.partitioned else {}
-        self.cluster.must(GroupConfig(NONE, policy=policy, **listed))  # type: ignore[arg-type]
-        self.rows = {f"{topic}:{number}": "" for topic, count in self.topics.items() for number in range(count)}
+        self.cluster.must(GroupConfig(NONE, policy=policy))
+        self.rows = {f"orders:{number}": "" for number in range(PARTITIONS)}
         for name in names:
             self.add(name)
             self.cluster.run(INTERVAL_MS)
         self.cluster.run(3 * INTERVAL_MS)
 
     def add(self, name: str) -> None:
-        member = MEMBERS[name] if self.partitioned else ""
         self.cluster.add(
             name,
-            counts=self.topics,
-            topics=tuple(self.topics),
-            member=member,
-            priority=PRIORITIES[name] if self.policy == "prioritized" else 0,
+            counts={"orders": PARTITIONS},
+            topics=("orders",),
             min_pending=MIN_PENDING[name] if self.policy == "overflow" else 0,
             interval_ms=INTERVAL_MS,
         )
@@ -84,7 +77,7 @@ def picture(policy: str) -> str:
     """The events beside each other. A column of a row is half a second; `|` is the moment of the event."""
     lines: list[str] = []
     for title, event in (OVERFLOW_EVENTS if policy == "overflow" else EVENTS).items():
-        run = Run(policy, "ABC" if policy in PARTITIONED and title != "C joins" else "AB")
+        run = Run(policy, "AB")
         if policy == "overflow" and title != "much is pending":
             run.pend(PENDING)
             run.cluster.run(3 * INTERVAL_MS)
@@ -101,7 +94,7 @@ def picture(policy: str) -> str:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_page_shows_what_happens(policy: str) -> None:
-    """A1, A3, A7, A9, A10, A11, A12: a join, a crash and a step-down, or much and little to do, under each policy."""
+    """A1, A3, A12: a join, a crash and a step-down; much and little to do."""
     assert f"```\n{picture(policy)}\n```" in PAGE.read_text(encoding="utf-8")
 
 

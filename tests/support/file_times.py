@@ -1,7 +1,7 @@
 """A pytest plugin that says how long each test file takes, and fails the run if a file takes far more than its budget.
 
 `--file-times=PATH` writes the table: CPU seconds and wall seconds per file, the greatest first. tests/file_times.tsv is
-such a table (docs/proof.md names the command), and is the budget: CPU, because wall time measures what else the
+such a table (docs/guarantees.md names the command), and is the budget: CPU, because wall time measures what else the
 machine does. CPU seconds are those of the process that runs the tests, and of the processes for which the test itself
 has waited. What fixtures wait for does not count: a broker that many files share would count where it begins and ends.
 A test may also be the one during which a process of an earlier test is waited for, a JVM for example. What it cannot

@@ -29,7 +29,7 @@ from tests.support.pages import run_awaiting
 
 NOON_MS: Final = 1_769_860_800_000  # 2026-01-31T12:00:00Z, the time of docs/direct-get.md
 # They move the time of the cluster in memory, or kill a Marshal there; tests/testing/test_plugin.py runs all of them.
-MEMORY_ALONE: Final = {"test_another_consumer_takes_over", "test_the_cluster_is_away_for_a_while"}
+MEMORY_ALONE: Final = {"test_another_consumer_takes_over"}
 
 
 def free_port() -> int:
@@ -39,7 +39,7 @@ def free_port() -> int:
         return port
 
 
-# --- the asynchronous programs of docs/consumer.md, docs/process.md and docs/acks.md
+# --- the asynchronous programs of docs/consumer.md, docs/process.md, docs/acks.md and examples/
 
 
 @guide("docs/process.md", 3)
@@ -83,9 +83,9 @@ def in_parallel_with_asyncio(at: Place) -> None:
 
 @contextmanager
 def service(at: Place, work: str = "") -> Iterator[tuple[subprocess.Popen[str], Callable[[], Any]]]:
-    """The page's service in uvicorn, and a function that returns what `/ready` says; `work` replaces its handler."""
+    """The service in uvicorn, and a function that returns what `/ready` says; `work` replaces its handler."""
     at.fill(2)
-    program = at.block("docs/consumer.md", 4)
+    program = at.block("examples/service.py", 0)
     assert program.count("timeout=5.0") == 1
     (at.folder / "service.py").write_text(program.replace("timeout=5.0", "timeout=0.1") + work, encoding="utf-8")
     port = free_port()
@@ -102,7 +102,7 @@ def service(at: Place, work: str = "") -> Iterator[tuple[subprocess.Popen[str], 
         yield running, ready
 
 
-@guide("docs/consumer.md", 4)
+@guide("examples/service.py", 0)
 def service_in_uvicorn(at: Place) -> None:
     """It is ready, and ends cleanly on SIGTERM."""
     with service(at) as (running, ready):
@@ -124,7 +124,7 @@ async def work(message):
 """
 
 
-@guide("docs/consumer.md", 4)
+@guide("examples/service.py", 0)
 def service_whose_handler_fails(at: Place) -> None:
     """It says so and ends by itself, and nothing but the message that failed is left of those that it got."""
     with service(at, FAILS) as (running, _):
@@ -144,7 +144,7 @@ async def work(message):
 """
 
 
-@guide("docs/consumer.md", 4)
+@guide("examples/service.py", 0)
 def service_whose_handler_hangs(at: Place) -> None:
     """It ends on SIGTERM all the same."""
     with service(at, HANGS) as (running, ready):

@@ -36,7 +36,9 @@ def section(name: str, heading: str) -> str:
 
 
 def blocks(name: str) -> list[str]:
-    """The Python blocks of a page, in their order. In a list they are indented."""
+    """The Python blocks of a page, in their order (in a list they are indented), or all of a program."""
+    if name.endswith(".py"):
+        return [page(name)]
     return [textwrap.dedent(block) for block in BLOCK.findall(page(name))]
 
 
