@@ -34,7 +34,7 @@ ELSEWHERE: Final = {
     ("docs/spark-reference.md", None): "tests/spark/test_formats_guide.py",
     ("docs/process.md", 4): "tests/kafka/test_process_service.py",
     ("docs/testing.md", 0): "tests/testing/test_plugin.py",
-    ("docs/testing.md", 9): "tests/testing/test_plugin.py",
+    ("docs/testing.md", 8): "tests/testing/test_plugin.py",
 }
 PROGRAMS: Final = {("examples/service.py", 0)}  # of docs/consumer.md
 

@@ -16,7 +16,6 @@ import pytest
 
 import marshal_py
 from marshal_py import Message
-from marshal_py.sql import Guard
 from tests.support.client_fixtures import DEADLINE_S, until
 from tests.support.guides import KEYS, MESSAGES, VALUES, Place, guide
 from tests.support.pages import Enough, Some, Stop, call, run
@@ -234,34 +233,6 @@ def handles(at: Place) -> None:
     assert at.acked() == MESSAGES
 
 
-@guide("docs/acks.md", 4)
-def remember(at: Place) -> None:
-    """Half was stored, and no ack came through: the outbox has each message once."""
-    at.fill(2)
-    guard = Guard()
-    with at.consumer() as consumer, closing(sqlite3.connect(":memory:")) as database:
-        with database:
-            guard.create(database)
-            database.execute("CREATE TABLE outbox (id TEXT PRIMARY KEY, body BLOB)")
-        for message in list(consumer.fetch(MESSAGES, min_messages=MESSAGES, expires_s=DEADLINE_S))[: MESSAGES // 2]:
-            with database:
-                for new in guard.new(database, message):
-                    row = (f"{new.topic}/{new.partition}/{new.offset}", new.value)
-                    database.execute("INSERT INTO outbox (id, body) VALUES (?, ?)", row)
-        at.cluster.redeliver(consumer)
-        stop = Stop(consumer, MESSAGES)
-
-        class Counting:
-            def new(self, connection: sqlite3.Connection, message: Message) -> list[Message]:
-                stop.count()
-                return guard.new(connection, message)
-
-        at.run("docs/acks.md", 4)["remember"](consumer, database, Counting())
-        bodies = [body for (body,) in database.execute("SELECT body FROM outbox")]
-    assert sorted(bodies) == sorted(VALUES)
-    assert at.acked() == MESSAGES
-
-
 @guide("docs/process.md", 0)
 def in_parallel(at: Place) -> None:
     """A payment that fails is tried again, an order without an amount is not."""
@@ -338,10 +309,10 @@ def each_effect_once_in_parallel(at: Place) -> None:
     _each_effect_once(at, "docs/process.md", 6)
 
 
-@guide("docs/acks.md", 5)
+@guide("docs/acks.md", 4)
 def each_effect_once(at: Place) -> None:
     """A process, which a signal ends."""
-    _each_effect_once(at, "docs/acks.md", 5)
+    _each_effect_once(at, "docs/acks.md", 4)
 
 
 def _each_effect_once(at: Place, page: str, number: int) -> None:

@@ -156,14 +156,14 @@ def service_whose_handler_hangs(at: Place) -> None:
     assert at.acked() == 0
 
 
-@guide("docs/acks.md", 6)
+@guide("docs/acks.md", 5)
 def each_effect_once_with_await(at: Place) -> None:
     """The batch is handled a second time: nothing of it is new."""
     at.fill(2)
     with psycopg.connect(at.postgres) as database:
         database.execute("DROP TABLE IF EXISTS orders, applied")
         database.execute("CREATE TABLE orders (id BYTEA, value BYTEA)")
-    block = at.block("docs/acks.md", 6).replace('"dbname=shop"', repr(at.postgres))
+    block = at.block("docs/acks.md", 5).replace('"dbname=shop"', repr(at.postgres))
 
     async def main() -> None:
         async with await psycopg.AsyncConnection.connect(at.postgres) as connection:
@@ -185,10 +185,10 @@ def each_effect_once_with_await(at: Place) -> None:
 # --- docs/testing.md
 
 
-@guide("docs/testing.md", *range(1, 9))
+@guide("docs/testing.md", *range(1, 8))
 def tests_of_a_service(at: Place) -> None:
     """The page's own tests, with this cluster as `marshal_broker`."""
-    names = at.run("docs/testing.md", *range(1, 9))
+    names = at.run("docs/testing.md", *range(1, 8))
     tests = {name for name in names if name.startswith("test_")}
     assert tests > MEMORY_ALONE
     at.cluster.create_topic(at.topic)
@@ -197,7 +197,7 @@ def tests_of_a_service(at: Place) -> None:
         results = []
         for name in sorted(tests - MEMORY_ALONE):
             at.rename()
-            test = at.run("docs/testing.md", *range(1, 9))[name]
+            test = at.run("docs/testing.md", *range(1, 8))[name]
             results.append(pool.submit(test, *[at.cluster for _ in inspect.signature(test).parameters]))
         for result in results:
             result.result()

@@ -12,7 +12,7 @@ from tests.support import dumps
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "testing.md").read_text()
-TESTS = 9  # of the guide
+TESTS = 8  # of the guide
 
 
 @pytest.fixture

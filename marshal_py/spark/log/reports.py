@@ -1,6 +1,6 @@
 """Reports on the coordination log: questions in SQL over its tables, and their answers. Must not fold itself.
 
-The questions are data. docs/spark-reference.md lists them, and a test keeps the two equal.
+The questions are data. docs/spark-reference.md names them, and a test keeps the two equal.
 """
 
 from __future__ import annotations
