@@ -59,7 +59,7 @@ def _header_list(headers: Any) -> list[dict[str, Any]] | None:
 
 def _timestamps(messages: Sequence[RawMessage]) -> pa.Array:
     times_ms = np.fromiter(map(_second, _each("timestamp", messages)), np.int64, len(messages))
-    if times_ms.min() > 0:  # a message without a timestamp has 0, or -1
+    if np.min(times_ms) > 0:  # a message without a timestamp has 0, or -1
         return pa.array(times_ms * 1000, _TIME)
     pairs = np.fromiter(chain.from_iterable(_each("timestamp", messages)), np.int64, 2 * len(messages))
     kinds, times_ms = pairs[::2], pairs[1::2]
