@@ -66,7 +66,7 @@ EMPTY_NAMES = frozenset({"utils", "helpers", "common", "base", "manager"})
 # What each policy is stands in one value, and who should own what in the room of policies. The names of policies stand
 # nowhere else, so that another policy touches these alone; prose may name them. Those in USUAL are words for other
 # things, too: they count where they are compared with a policy, or given as one.
-POLICY_PLACES = (f"{PACKAGE}/protocol/fold/policies.py", f"{PACKAGE}/protocol/policy/")
+POLICY_PLACES = (f"{PACKAGE}/protocol/fold/policies.py", f"{PACKAGE}/protocol/policy.py")
 POLICY_NAMES = frozenset({"balanced", "greedy", "prioritized", "members", "blocks", "topic", "pinned", "overflow"})
 USUAL = frozenset({"members", "blocks", "topic", "pinned", "overflow"})
 
@@ -733,7 +733,7 @@ def test_the_name_of_a_policy_outside_its_value_is_found(tmp_path: Path, code: s
     """(j) A name that is no other word anywhere; one that is, where it is compared with a policy or given as one."""
     (found,) = violations(plant(tmp_path, {"marshal_py/client/a.py": code}))
     assert (found.rule, found.path) == ("policy", "marshal_py/client/a.py")
-    own = {f"{PACKAGE}/protocol/fold/policies.py": code, f"{PACKAGE}/protocol/policy/__init__.py": code}
+    own = {f"{PACKAGE}/protocol/fold/policies.py": code, f"{PACKAGE}/protocol/policy.py": code}
     prose = {"marshal_py/client/a.py": 'COLUMNS = ("topic", "members")\nHELP = "balanced or greedy"'}
     assert violations(plant(tmp_path / "other", own | prose)) == []
 

@@ -22,7 +22,7 @@ from marshal_py.errors import (
 )
 from marshal_py.log import replay
 from marshal_py.log.reader import POLL_S, READ_TIMEOUT_S, LogReader
-from marshal_py.protocol.duties.snapshotter import SNAPSHOT_EVERY_RECORDS, Snapshotter
+from marshal_py.protocol.duties import SNAPSHOT_EVERY_RECORDS, Snapshotter
 from marshal_py.protocol.fold import rationalizer, snapshot
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
 from marshal_py.protocol.wire import codec

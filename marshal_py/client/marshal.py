@@ -45,8 +45,8 @@ from marshal_py.client.values.options import (
     explicit,
 )
 from marshal_py.errors import ConsumerClosed, InvalidOption, MembersAlive, TopicMissing, UnsupportedPlatform
-from marshal_py.protocol.duties.snapshotter import SNAPSHOT_EVERY_RECORDS
-from marshal_py.protocol.member import topology
+from marshal_py.protocol.duties import SNAPSHOT_EVERY_RECORDS
+from marshal_py.protocol.member import rebalance
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import NONE, check_id, route
 from marshal_py.protocol.wire.records import PARTITION_MAX, Genesis
@@ -181,8 +181,8 @@ class Joining:
             known, later = world.groups.get(group), frozenset[str]()
             options.check_policy(group, None if known is None else known.config)
             if plans:  # as in Spark: what a query reads in addition, it reads from the beginning
-                later = topology.new_topics(known, names_of(topics))
-            later |= topology.found_later(known, topics, tuple(found))
+                later = rebalance.new_topics(known, names_of(topics))
+            later |= rebalance.found_later(known, topics, tuple(found))
             member = Member(world, group, chosen, secrets.token_bytes)
             for topic, info in found.items():  # before it can claim anything (D10)
                 member.learn_topic(topic, info.partitions, info.topic_id)

@@ -18,7 +18,7 @@ from marshal_py.admin.plans.pause import PausePlan
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.admin.plans.sessions import EvictPlan
 from marshal_py.protocol.fold.policies import PARTITIONED
-from marshal_py.protocol.member.releases import LEFT_INTERVALS
+from marshal_py.protocol.member.rebalance import LEFT_INTERVALS
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Genesis, StepDown
 from marshal_sim.cluster import restricted

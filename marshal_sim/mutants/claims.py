@@ -12,16 +12,16 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from marshal_py.protocol import policy
 from marshal_py.protocol.claims import claim as claim_records
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import Group, Partition
-from marshal_py.protocol.member import rebalance, releases
+from marshal_py.protocol.member import rebalance
 from marshal_py.protocol.member.candidacy import Overflow
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.rebalance import FallingBehind
-from marshal_py.protocol.policy import restricted
 from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.progress import Range
@@ -38,15 +38,15 @@ def _released(change: Any) -> list[Patch]:
         record = claim_records.release(session, partition, claim)
         return change(record, partition, claim) if isinstance(claim.tracker, AtMostOnce) else record
 
-    return [(releases, "release", release)]
+    return [(rebalance, "release", release)]
 
 
 def x30() -> list[Patch]:
-    return [(restricted, "owns", lambda group, cover, session: True)]
+    return [(policy, "owns", lambda group, cover, session: True)]
 
 
 def o1() -> list[Patch]:
-    return [(restricted, "served", lambda group, order, helping: list(order))]
+    return [(policy, "served", lambda group, order, helping: list(order))]
 
 
 def o2() -> list[Patch]:

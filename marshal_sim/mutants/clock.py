@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.rationalizer import reshape
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.time.failure_detector import FailureDetector
+from marshal_py.protocol.time import FailureDetector
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import EVICT_INTERVALS, ClaimingPartition, ReleaseGroup
 from marshal_sim.cluster.process import Process

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from msgspec.structs import replace
 
 from marshal_py.admin.plans.position import PositionPlan
+from marshal_py.protocol import time
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.fold import rationalizer
@@ -22,8 +23,7 @@ from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member import rebalance
 from marshal_py.protocol.member.candidacy import Candidacy
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.time import failure_detector, liveness
-from marshal_py.protocol.time.liveness import HEARTBEATS_PER_INTERVAL, Due, Lease, Liveness, WaitClock
+from marshal_py.protocol.time import HEARTBEATS_PER_INTERVAL, Due, Lease, Liveness, WaitClock
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE, ClaimState, Heartbeat, Leave, SetPosition
 from marshal_sim.cluster.run import simulate
@@ -132,7 +132,7 @@ def _x24() -> list[Patch]:
     def left_ms(self: Lease, now: Instant) -> int:
         return -1 if self.started is None else 2 * self.interval_ms - now.since_ms(self.started)
 
-    return [(Lease, "left_ms", left_ms), (rebalance, "EVICT_INTERVALS", 1), (failure_detector, "EVICT_INTERVALS", 1)]
+    return [(Lease, "left_ms", left_ms), (rebalance, "EVICT_INTERVALS", 1), (time, "EVICT_INTERVALS", 1)]
 
 
 def _x25() -> list[Patch]:
@@ -173,7 +173,7 @@ def _x31() -> list[Patch]:
 
 
 def _x40() -> list[Patch]:
-    return [(liveness, "QUIET_INTERVALS", 0)]
+    return [(time, "QUIET_INTERVALS", 0)]
 
 
 def _x34() -> list[Patch]:
@@ -265,7 +265,7 @@ def _d3() -> list[Patch]:
 
 
 def _w1() -> list[Patch]:
-    return [(liveness, "HEARTBEATS_PER_INTERVAL", 10**6)]
+    return [(time, "HEARTBEATS_PER_INTERVAL", 10**6)]
 
 
 def _w2() -> list[Patch]:

@@ -24,7 +24,7 @@ from marshal_py.errors import (
 )
 from marshal_py.history import state_differences
 from marshal_py.log import replay
-from marshal_py.protocol.duties import snapshotter
+from marshal_py.protocol import duties
 from marshal_py.protocol.fold import rationalizer, snapshot
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import World
@@ -287,8 +287,8 @@ def folded_verdicts(memory: MemoryTestCluster, number: int, first: int) -> list[
 
 def test_the_consumers_keep_their_log_short(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """N8, N12: they write snapshots, confirm them, and delete what lies below two of them."""
-    monkeypatch.setattr(snapshotter, "STAGGER_RECORDS", 16)
-    monkeypatch.setattr(snapshotter, "RETRY_RECORDS", 64)
+    monkeypatch.setattr(duties, "STAGGER_RECORDS", 16)
+    monkeypatch.setattr(duties, "RETRY_RECORDS", 64)
     monkeypatch.setattr(turn, "TRUNCATE_EVERY_MS", 50)
     monkeypatch.setattr(turn, "TRUNCATE_RECORDS_MIN", 16)
     topic = memory.topic(2)
@@ -319,8 +319,8 @@ def test_the_consumers_keep_their_log_short(memory: MemoryTestCluster, monkeypat
 def test_a_dead_group_does_not_stop_truncation(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """N14: a session of a killed process, alone in its group, is evicted by consumers of another group; then they
     confirm snapshots and delete records again."""
-    monkeypatch.setattr(snapshotter, "STAGGER_RECORDS", 16)
-    monkeypatch.setattr(snapshotter, "RETRY_RECORDS", 64)
+    monkeypatch.setattr(duties, "STAGGER_RECORDS", 16)
+    monkeypatch.setattr(duties, "RETRY_RECORDS", 64)
     monkeypatch.setattr(turn, "TRUNCATE_EVERY_MS", 50)
     monkeypatch.setattr(turn, "TRUNCATE_RECORDS_MIN", 16)
     topic, tp = lived(memory, 1), TopicPartition(LOG, 1)

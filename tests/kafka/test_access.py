@@ -33,7 +33,7 @@ from marshal_py.errors import (
     TopicMissing,
     WrongTopicSetting,
 )
-from marshal_py.protocol.duties import snapshotter
+from marshal_py.protocol import duties
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import TopicPartition, route
 from marshal_py.protocol.wire.records import Note
@@ -346,7 +346,7 @@ def test_a_client_that_may_not_delete_leaves_truncation_to_an_admin(
     """N12: a consumer with minimal rights writes snapshots; Kafka refuses its deletion; one advisory reports that."""
     monkeypatch.setattr(turn, "TRUNCATE_EVERY_MS", 50)
     monkeypatch.setattr(turn, "TRUNCATE_RECORDS_MIN", 16)
-    monkeypatch.setattr(snapshotter, "STAGGER_RECORDS", 16)
+    monkeypatch.setattr(duties, "STAGGER_RECORDS", 16)
     user = new_user().may(*permissions.rights_of(permissions.CONSUMER, "__marshal", [group], [orders]))
     admin_user = new_user().may(*permissions.rights_of(permissions.ADMIN, "__marshal", [group], [orders]))
     options = {"snapshot_every_records": 64, "history_kept_s": 0.0, "timeout_s": DEADLINE_S}

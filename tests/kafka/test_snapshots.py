@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 import marshal_py
 from marshal_py.client.driver import turn
 from marshal_py.errors import HistoryRestarted, HistoryTruncated
-from marshal_py.protocol.duties import snapshotter
+from marshal_py.protocol import duties
 from marshal_py.protocol.fold.snapshot import CHUNK_BYTES
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import TopicPartition
@@ -88,8 +88,8 @@ def test_a_running_group_keeps_its_log_short(
     log: CoordinationLog, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N8, N9, N12: records are deleted while the group runs, it continues, and later readers begin at a snapshot."""
-    monkeypatch.setattr(snapshotter, "STAGGER_RECORDS", 64)
-    monkeypatch.setattr(snapshotter, "RETRY_RECORDS", 256)
+    monkeypatch.setattr(duties, "STAGGER_RECORDS", 64)
+    monkeypatch.setattr(duties, "RETRY_RECORDS", 256)
     monkeypatch.setattr(turn, "TRUNCATE_EVERY_MS", 200)
     monkeypatch.setattr(turn, "TRUNCATE_RECORDS_MIN", 16)
     monkeypatch.setattr(turn, "CHECK_AFTER_MS", 0)

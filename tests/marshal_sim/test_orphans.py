@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from marshal_py.protocol.duties.orphans import Orphans, Presence
+from marshal_py.protocol.duties import Orphans, Presence
 from marshal_py.protocol.wire.identity import Instant
 from marshal_py.protocol.wire.records import Evict
 from marshal_sim.cluster.cluster import Cluster

@@ -17,7 +17,7 @@ from marshal_py.protocol.member.candidacy import Candidacy
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.rebalance import HeadStarts
 from marshal_py.protocol.policy import OPEN, candidate_order
-from marshal_py.protocol.time.failure_detector import FailureDetector
+from marshal_py.protocol.time import FailureDetector
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.wire.records import Leave, Topology
 from tests.properties.test_targets import COUNTS, worlds

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from marshal_py.client.values.options import check_settings, settings_named
 from marshal_py.errors import InvalidOption
+from marshal_py.protocol import policy
 from marshal_py.protocol.fold.world import Group, lag_weight
 from marshal_py.protocol.member import group_settings
-from marshal_py.protocol.policy import shares
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import ClaimingPartition, GroupConfig, Heartbeat, ReleasingPartition
 from tests.protocol.test_assignment import group_of, owners_of, target
@@ -184,7 +184,7 @@ def test_a_steady_load_moves_nothing_to_and_fro(monkeypatch: pytest.MonkeyPatch)
     found = [flaps(seed) for seed in range(20)]
     assert max(found) <= (10, 0), found
     assert sum(later for _, later in found) == 0, found
-    monkeypatch.setattr(shares, "RATIO", 1)
+    monkeypatch.setattr(policy, "RATIO", 1)
     assert sum(flaps(seed)[1] for seed in range(20)) > 200
 
 
@@ -256,20 +256,20 @@ def test_a_new_owner_does_not_report_that_nothing_is_left() -> None:
 
 def test_only_balanced_has_lag_weights() -> None:
     group_settings.check(CONFIG, ["lag_weighted", "policy"])
-    for policy in ("", "greedy", "topic"):
+    for other in ("", "greedy", "topic"):
         with pytest.raises(InvalidOption, match="only the policy balanced has it"):
-            group_settings.check(replace(CONFIG, policy=policy), ["lag_weighted"])
+            group_settings.check(replace(CONFIG, policy=other), ["lag_weighted"])
     group_settings.check(replace(CONFIG, policy="greedy"), ["policy"])  # stays, and counts when it is balanced again
     group_settings.check(replace(CONFIG, policy="greedy", lag_weighted=False), ["lag_weighted"])
     group_settings.check_change("billing", CONFIG, 0, replace(CONFIG, lag_weighted=False))
     with pytest.raises(InvalidOption, match="lag_weighted=1 is not allowed: True or False"):
         check_settings({"lag_weighted": 1})
-    for policy, named in (("balanced", {"lag_weighted": True}), ("greedy", {})):
-        assert settings_named(CONFIG, {"policy": policy}).get("lag_weighted") == named.get("lag_weighted")
+    for name, named in (("balanced", {"lag_weighted": True}), ("greedy", {})):
+        assert settings_named(CONFIG, {"policy": name}).get("lag_weighted") == named.get("lag_weighted")
 
 
 def test_a_thousand_partitions_are_exchanged_in_one_pass() -> None:
     """A14: the search looks at each weight once, not at each pair of partitions."""
     group = owned({sid: [HEAVY if sid <= 50 else 0] * 10 for sid in range(1, 101)})
-    assert len(shares._lowest_of_each(list(group.partitions), {tp: 1 for tp in group.partitions})) == 1
+    assert len(policy._lowest_of_each(list(group.partitions), {tp: 1 for tp in group.partitions})) == 1
     assert len(moved(group)) == 2

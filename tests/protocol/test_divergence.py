@@ -10,7 +10,7 @@ from marshal_py.errors import Diverged
 from marshal_py.protocol.claims.delivery import AtMostOnce
 from marshal_py.protocol.fold.rationalizer import Verdict, apply
 from marshal_py.protocol.fold.world import FOLD_VERSION, World
-from marshal_py.protocol.member.divergence import first_difference
+from marshal_py.protocol.member.member_state import first_difference
 from marshal_py.protocol.wire.records import Checkpoint, ClaimingPartition, GroupConfig, Heartbeat, Note
 from tests.support.virtual_cluster import GROUP, INTERVAL_MS, READ_MS, THIRD_MS, WRITE_MS, Client, VirtualCluster, tp
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marshal_py.protocol.time.failure_detector import FailureDetector
+from marshal_py.protocol.time import FailureDetector
 from marshal_py.protocol.wire.identity import Instant, TopicPartition
 from marshal_py.protocol.wire.records import Heartbeat, ReleaseGroup
 from tests.support.differential_log import INTERVAL_MS, PAUSE_MS, TOPIC, DifferentialLog

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from marshal_py.protocol.member.topology import found_later, new_topics
+from marshal_py.protocol.member.rebalance import found_later, new_topics
 from marshal_py.protocol.wire.records import ClaimingPartition, GroupConfig, Heartbeat, Join, Leave, Record, Topology
 from tests.support.virtual_cluster import VirtualCluster
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_py.protocol.time.liveness import Lease, WaitClock
+from marshal_py.protocol.time import Lease, WaitClock
 from marshal_py.protocol.wire.identity import Instant
 
 I = 3_000  # noqa: E741  the protocol calls an interval so

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from marshal_py.protocol.time.liveness import RANDOM_BITS, SENT_KEPT, Due, Liveness
+from marshal_py.protocol.time import RANDOM_BITS, SENT_KEPT, Due, Liveness
 from marshal_py.protocol.wire.identity import Instant
 
 I = 3_000  # noqa: E741  the protocol calls an interval so

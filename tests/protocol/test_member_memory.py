@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from marshal_py.protocol import time
 from marshal_py.protocol.fold.world import FOLD_VERSION, World
 from marshal_py.protocol.member import member as member_module
-from marshal_py.protocol.member import topology
+from marshal_py.protocol.member import rebalance
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.time import liveness
 from marshal_py.protocol.wire.records import Checkpoint, Evict, Heartbeat, Topology
 from tests.support.virtual_cluster import GROUP, INTERVAL_MS, THIRD_MS, TOPIC, VirtualCluster
 
@@ -58,11 +58,11 @@ def live(cluster: VirtualCluster, member: Member, number: int) -> None:
 
 def test_a_long_life_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """T14, T18, G6: after three times as many sessions, evictions, accusations and topics it holds no more."""
-    monkeypatch.setattr(liveness, "INSTANCES_KEPT", KEPT)
-    monkeypatch.setattr(liveness, "SENT_KEPT", KEPT)
+    monkeypatch.setattr(time, "INSTANCES_KEPT", KEPT)
+    monkeypatch.setattr(time, "SENT_KEPT", KEPT)
     monkeypatch.setattr("marshal_py.protocol.member.rebalance.SENT_KEPT", KEPT)
     monkeypatch.setattr(member_module, "EVICTED_KEPT", KEPT)
-    monkeypatch.setattr(topology, "REPLACED_IDS_KEPT", KEPT)
+    monkeypatch.setattr(rebalance, "REPLACED_IDS_KEPT", KEPT)
     cluster = VirtualCluster()
     a, _b = cluster.team("a", "b")
     measured: list[dict[str, int]] = []

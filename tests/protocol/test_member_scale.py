@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.member import candidacy, rebalance, releases
+from marshal_py.protocol.member import candidacy, rebalance
 from marshal_py.protocol.wire.records import ClaimingPartition, Heartbeat, Join, Leave, ReleasingPartition
 from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, THIRD_MS, TOPIC, WRITE_MS, VirtualCluster
 
@@ -60,7 +60,7 @@ def test_a_large_group_comes_to_the_same_end(monkeypatch: pytest.MonkeyPatch) ->
 def test_many_claims_and_releases_are_spread_over_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A2: a tick sends but so many; the next one follows at once, and a heartbeat goes out with each that is due."""
     monkeypatch.setattr(rebalance, "SENT_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(releases, "SENT_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(rebalance, "SENT_AT_ONCE", AT_ONCE)
     cluster = VirtualCluster()
     a = cluster.add("a")
     cluster.run_until(lambda: len(a.owned) == 12, INTERVAL_MS)

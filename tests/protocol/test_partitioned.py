@@ -15,8 +15,7 @@ from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member import group_settings
 from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.member.waiting import why_idle
-from marshal_py.protocol.policy import RESTRICTED, candidate_order
-from marshal_py.protocol.policy.restricted import block_owners, names
+from marshal_py.protocol.policy import RESTRICTED, block_owners, candidate_order, names
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import GroupConfig, Mapping, ReleasingPartition, StepDown
 from tests.protocol.test_assignment import group_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marshal_py.protocol.time.failure_detector import shared
+from marshal_py.protocol.time import shared
 from tests.support.virtual_cluster import INTERVAL_MS, THIRD_MS, Client, VirtualCluster
 
 

@@ -8,13 +8,13 @@ from random import Random
 import msgspec
 import pytest
 
-from marshal_py.protocol.duties import orphans
-from marshal_py.protocol.duties.orphans import Presence
-from marshal_py.protocol.duties.snapshotter import (
+from marshal_py.protocol import duties
+from marshal_py.protocol.duties import (
     CHECKPOINTS_HELD,
     RETRY_RECORDS,
     STAGGER_MS,
     STAGGER_RECORDS,
+    Presence,
     SnapshotTasks,
     Snapshotter,
 )
@@ -427,13 +427,13 @@ def test_a_process_that_gets_another_interval_waits_again() -> None:
 
 def test_a_dead_fleet_is_evicted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """N14: so many at one look and no more; a look every tenth of an interval, however often there is a tick."""
-    monkeypatch.setattr(orphans, "EVICTS_MAX", 3)
+    monkeypatch.setattr(duties, "EVICTS_MAX", 3)
     log = DifferentialLog(exhaustive=False)
     dead = [log.must(log.new_join(f"c{number}"), f"group-{number}") for number in range(7)]
     one = Process(log, "one")
     looks: list[int] = []
-    look = orphans.Orphans._find_silent
-    monkeypatch.setattr(orphans.Orphans, "_find_silent", lambda self: looks.append(one.now_ms) or look(self))
+    look = duties.Orphans._find_silent
+    monkeypatch.setattr(duties.Orphans, "_find_silent", lambda self: looks.append(one.now_ms) or look(self))
     sent: list[list[int]] = []
     while one.now_ms < 2 * INTERVAL_MS + 5 * STEP_MS:
         one.proof_ms = one.now_ms

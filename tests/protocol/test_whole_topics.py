@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, Partition
-from marshal_py.protocol.policy import candidate_order
-from marshal_py.protocol.policy.restricted import of_topics
+from marshal_py.protocol.policy import candidate_order, of_topics
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import ClaimingPartition, GroupConfig, ReleasingPartition, StepDown
 from tests.protocol.test_assignment import group_of

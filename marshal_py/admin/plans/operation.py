@@ -19,8 +19,7 @@ from marshal_py.errors import AdminFailed, AdminGaveUp, GroupDeleted, GroupOpaqu
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, Session, World
 from marshal_py.protocol.member.advisory import PROBE
-from marshal_py.protocol.time.failure_detector import FailureDetector
-from marshal_py.protocol.time.liveness import Liveness
+from marshal_py.protocol.time import FailureDetector, Liveness
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import EVICT_INTERVALS, Evict, Note, Record
 

@@ -18,7 +18,7 @@ from marshal_py.errors import first_of
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, Session
 from marshal_py.protocol.member.waiting import Standstill, fails
-from marshal_py.protocol.time.failure_detector import shared
+from marshal_py.protocol.time import shared
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Join, Snapshot
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo

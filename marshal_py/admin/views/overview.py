@@ -26,8 +26,7 @@ from marshal_py.protocol.fold.policies import KNOWN, policy_of
 from marshal_py.protocol.fold.world import Group, Partition, Session
 from marshal_py.protocol.member.group_settings import settings_of
 from marshal_py.protocol.member.waiting import Standstill
-from marshal_py.protocol.policy import candidate_order
-from marshal_py.protocol.policy.restricted import listed, names, owner_of
+from marshal_py.protocol.policy import candidate_order, listed, names, owner_of
 from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.fencing_token import Token
 from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition

@@ -31,7 +31,7 @@ from marshal_py.errors import (
 from marshal_py.log import foreign_topics, replay
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
-from marshal_py.protocol.time.liveness import heartbeats_per_s
+from marshal_py.protocol.time import heartbeats_per_s
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import HASH_NAME
 from marshal_py.protocol.wire.records import Genesis

@@ -14,8 +14,7 @@ from marshal_py.client.connection import Context
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.errors import ClusterError, CoordinationError, HistoryTruncated, MarshalError, SnapshotRefused
 from marshal_py.log import replay
-from marshal_py.protocol.duties.orphans import Presence
-from marshal_py.protocol.duties.snapshotter import Snapshotter
+from marshal_py.protocol.duties import Presence, Snapshotter
 from marshal_py.protocol.fold import rationalizer, snapshot
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.snapshot import Stored
@@ -29,7 +28,7 @@ from marshal_py.transport.ports import LogRecord
 
 # --- Keeps coordination logs short and verified: snapshots, their audits, truncation, second folds (PROTOCOL.md 15)
 #
-# It carries out what Snapshotter (protocol/duties/snapshotter.py) and Member ask for, and decides nothing. Tasks that
+# It carries out what Snapshotter (protocol/duties.py) and Member ask for, and decides nothing. Tasks that
 # read history run on the history worker, a thread of its own, without the lock. An audit folds the log again from its
 # bytes to check a snapshot. A snapshot is confirmed once another process, or an audit by its writer, has vouched for it
 # (N5).

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from marshal_py.client.values import position_text
 from marshal_py.client.values.info import ClaimInfo
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.duties.snapshotter import SNAPSHOT_EVERY_RECORDS
+from marshal_py.protocol.duties import SNAPSHOT_EVERY_RECORDS
 from marshal_py.protocol.fold.policies import DEFAULT_POLICY, OWN_POLICIES, OWN_POLICY, RELEASING
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member import group_settings

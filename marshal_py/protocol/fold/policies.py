@@ -1,5 +1,5 @@
 """What each policy is: one value, which says what its groups and their consumers may say. Another policy is a value
-here, and a function in protocol/policy/ that says who should own what.
+here, and a function in protocol/policy.py that says who should own what.
 
 The fold decides by these values which Joins fit a group, and which settings stay for its whole life (PROTOCOL.md F1.7,
 F9.11). Whoever is about to send a Join or a GroupConfig asks the same beforehand, with words for its user

@@ -1,8 +1,8 @@
 """Snapshots of a log: turns a world into canonical bytes and these into Snapshot records, and back (PROTOCOL.md 15).
 
 A client that came to the same digests vouches for a snapshot: it writes a witness, a Snapshot record without data. The
-snapshot is confirmed then. snapshotter.py decides who writes a snapshot and who vouches for it;
-log/replay.py finds one to start from.
+snapshot is confirmed then. protocol/duties.py decides who writes one and who vouches for it; log/replay.py finds
+one to start from.
 """
 
 from __future__ import annotations

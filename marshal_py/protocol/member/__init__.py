@@ -2,14 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = (
-    "advisory",
-    "candidacy",
-    "group_settings",
-    "member",
-    "member_state",
-    "rebalance",
-    "releases",
-    "topology",
-    "waiting",
-)
+DOORS: Final = ("advisory", "candidacy", "group_settings", "member", "member_state", "rebalance", "waiting")

@@ -13,8 +13,8 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from marshal_py.errors import first_of
+from marshal_py.protocol import policy
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.policy import restricted
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import (
     MODE_NAMES,
@@ -282,15 +282,15 @@ class GroupEvents:
 def unpinned_by(record: Record | None) -> str:
     """Returns why the record ended a pin: admin (an unpin, a pause, another mode), timeout, left or evicted."""
     match record:
-        case ReleasingPartition(reason=restricted.TIMED_OUT):
-            return restricted.TIMED_OUT
+        case ReleasingPartition(reason=policy.TIMED_OUT):
+            return policy.TIMED_OUT
         case Leave() if not died(record):
             return "left"
         case Join():
             return "left"
         case Evict() | Leave():
             return "evicted"
-    return restricted.UNPINNED
+    return policy.UNPINNED
 
 
 def _changed(before: GroupConfig, after: GroupConfig) -> Iterator[str]:

@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Final
 
+from marshal_py.protocol import policy
 from marshal_py.protocol.fold.policies import DEFAULT_POLICY, KNOWN, Policy, policy_named
 from marshal_py.protocol.fold.world import Group, Partition, Session
 from marshal_py.protocol.member.member_state import MemberState, Ready, Wanted
-from marshal_py.protocol.policy import OPEN, RESTRICTED, Line, Target, candidate_order, has_room, restricted
+from marshal_py.protocol.policy import OPEN, RESTRICTED, Line, Target, candidate_order, has_room
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.subscription import consumed, consumes
 
@@ -53,21 +54,19 @@ class Overflow:
     def served(self, group: Group, order: list[int]) -> list[int]:
         """Returns the sessions of `order`, which are candidates, that are given partitions."""
         me = self.member.session
-        helping = [sid for sid in order if restricted.conditioned(group.sessions[sid])]
+        helping = [sid for sid in order if policy.conditioned(group.sessions[sid])]
         met = me in helping and (self._failed_over(group, order) or self.met)
-        unseen = sorted(sid for sid in helping if not restricted.helps(group.sessions[sid]))
+        unseen = sorted(sid for sid in helping if not policy.helps(group.sessions[sid]))
         self.behind = unseen.index(me) if me in unseen else 0
-        return restricted.served(
-            group,
-            order,
-            frozenset(sid for sid in helping if (met if sid == me else restricted.helps(group.sessions[sid]))),
+        return policy.served(
+            group, order, frozenset(sid for sid in helping if (met if sid == me else policy.helps(group.sessions[sid])))
         )
 
     def _failed_over(self, group: Group, order: list[int]) -> bool:
         """Returns whether nobody without conditions has asked for the failover time: as those say who live, else by
         this member's own wait (T1 to T3)."""
         clock, failover_ms = self.member.detector.clock, group.config.failover_ms if group.config is not None else 0
-        idle = [session.idle_ms for sid in order if not restricted.conditioned(session := group.sessions[sid])]
+        idle = [session.idle_ms for sid in order if not policy.conditioned(session := group.sessions[sid])]
         if idle or self._alone_ms is None:
             self._alone_ms = clock.counted_ms - min(idle, default=0)
         return 0 < failover_ms <= (min(idle) if idle else clock.waited_ms(self._alone_ms))
@@ -159,7 +158,7 @@ class Candidacy:
     def _special(self, group: Group) -> frozenset[int] | None:
         """Returns which sessions the policy treats in a special way now, for a reason that changes no shape."""
         if self.policy.pins:
-            return frozenset(sid for sid in group.sessions if restricted.idle(group, sid))
+            return frozenset(sid for sid in group.sessions if policy.idle(group, sid))
         if self.policy.conditions:
             order = [sid for sid in group.sessions if sid not in self.waited_out]
             return frozenset(self.overflow.served(group, order))
@@ -228,8 +227,8 @@ class Candidacy:
 
     def owns_cover(self, group: Group, tp: TopicPartition) -> bool:
         """Returns whether this member owns what the policy demands of the owner of `tp`."""
-        cover = restricted.cover_of(self.policy, tp)
-        return cover is None or restricted.owns(group, cover, self.member.session)
+        cover = policy.cover_of(self.policy, tp)
+        return cover is None or policy.owns(group, cover, self.member.session)
 
     def in_line(self, tp: TopicPartition) -> bool:
         """Returns whether this member may claim the partition, and keep it if it owns it."""
@@ -249,7 +248,7 @@ class Candidacy:
         if self._pin != before:
             self.pin_lost = ""
         if self._pin != NONE and not self.pin_lost:
-            self.pin_lost = restricted.pin_lost_by(group)
+            self.pin_lost = policy.pin_lost_by(group)
 
     def _target(self, group: Group, order: list[int], lines: Mapping[TopicPartition, Line] | None) -> Target:
         if lines is not None:

@@ -27,7 +27,7 @@ from marshal_py.protocol.fold.policies import (
     policy_of,
 )
 from marshal_py.protocol.member.member_state import MemberOptions
-from marshal_py.protocol.policy.restricted import TIMEOUT_MS
+from marshal_py.protocol.policy import TIMEOUT_MS
 from marshal_py.protocol.wire.identity import NONE, check_id
 from marshal_py.protocol.wire.records import AT_MOST_ONCE, INSTANCE_BYTES, MODE_NAMES, PARTITION_MAX, GroupConfig
 from marshal_py.protocol.wire.records import Mapping as MemberMapping

@@ -3,8 +3,8 @@
 A driver folds each record into the world, then calls `receive`. It calls `tick` when `deadline_ms` comes, after it has
 received a record and after the user has acted, and carries out the Ready that `tick` returns. Before it hands over a
 message it asks `may_deliver`, and nothing else (D8). Drivers use this class alone. What its parts share is in
-member_state.py; they decide who is a candidate (candidacy.py), what is claimed (rebalance.py) and released
-(releases.py), and what the topics are (topology.py).
+member_state.py; they decide who is a candidate (candidacy.py), and what is claimed and released
+(rebalance.py).
 
 To park a partition is to release it so that nobody may claim it until its position is set anew (F6.4, F6.5).
 
@@ -38,17 +38,13 @@ from marshal_py.protocol.claims.claim import Claim, ClaimPhase, careful, claim_s
 from marshal_py.protocol.claims.delivery import MARK_MS, AtLeastOnce, AtMostOnce
 from marshal_py.protocol.fold.rationalizer import Outcome, Verdict
 from marshal_py.protocol.fold.world import Group, Partition, Session, Span, World
-from marshal_py.protocol.member import advisory, candidacy, releases
+from marshal_py.protocol.member import advisory, candidacy, rebalance
 from marshal_py.protocol.member.advisory import PROBE, Advisory, GroupEvents, silence, unpinned_by
 from marshal_py.protocol.member.candidacy import STOPPING, Candidacy
-from marshal_py.protocol.member.divergence import DivergenceCheck
 from marshal_py.protocol.member.group_settings import check_consumer, check_declared
-from marshal_py.protocol.member.member_state import MemberOptions, MemberState, Ready
-from marshal_py.protocol.member.rebalance import Rebalancer
-from marshal_py.protocol.member.releases import LEFT_INTERVALS, Refusals, Releases
-from marshal_py.protocol.member.topology import Topics
-from marshal_py.protocol.time.failure_detector import FailureDetector, both_live
-from marshal_py.protocol.time.liveness import Due
+from marshal_py.protocol.member.member_state import DivergenceCheck, MemberOptions, MemberState, Ready
+from marshal_py.protocol.member.rebalance import LEFT_INTERVALS, Rebalancer, Refusals, Releases, Topics
+from marshal_py.protocol.time import Due, FailureDetector, both_live
 from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.wire.records import (
@@ -561,7 +557,7 @@ class Member(MemberState):
                 self._read_join(record, verdict)
             case Note(kind=advisory.PROBE):
                 self.liveness.read_probe(record.text)
-            case Note(kind=releases.UNREADABLE):
+            case Note(kind=rebalance.UNREADABLE):
                 self.refusals.read(record)
             case ClaimingPartition() if record.session == self.session:
                 self._read_claim(record, verdict, now)
@@ -694,7 +690,7 @@ class Member(MemberState):
             self._report_lost(group.partitions[tp], verdict.unsettled, verdict.offset)
         if tp.partition < 0:
             if tp != PIN:
-                self.advise("claimed", tp, epoch=verdict.offset, at=verdict.offset)  # releases.py releases it
+                self.advise("claimed", tp, epoch=verdict.offset, at=verdict.offset)  # Releases.act releases it
         elif self._begin_claim(group, tp, verdict, now):
             position = group.partitions[tp].position
             self.advise("claimed", tp, epoch=verdict.offset, offset=position, at=verdict.offset)

@@ -1,27 +1,26 @@
-"""Decides which evictions, claims, hand-overs and grants a member tries to get (PROTOCOL.md T4, D2 and A).
+"""What one member does with partitions: the topics that it knows, and what it evicts, claims, asks for and releases.
 
 Whether an attempt succeeds, the fold decides. A mistake in this file costs progress and never safety: every record
 names the version of the state on which its sender decided (`observed`), and the fold rejects the record if that has
 changed. The target is the assignment that candidacy.py computes. The start of a partition is the offset at which
-reading begins if the log has no position of it. `act` must be called only while the member is healthy (T9), its lease
-is valid and the group is not paused.
+reading begins if the log has no position of it. `Rebalancer.act` must be called only while the member is healthy (T9),
+its lease is valid and the group is not paused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase, release
 from marshal_py.protocol.claims.delivery import AtMostOnce
 from marshal_py.protocol.fold.world import Group, Partition, Topic
 from marshal_py.protocol.member.candidacy import Candidacy, Overflow
-from marshal_py.protocol.member.divergence import DivergenceCheck
-from marshal_py.protocol.member.member_state import SENT_AT_ONCE, MemberState, Ready, Wanted
-from marshal_py.protocol.member.topology import Topics
-from marshal_py.protocol.time.failure_detector import FailureDetector
-from marshal_py.protocol.time.liveness import SENT_KEPT
+from marshal_py.protocol.member.member_state import SENT_AT_ONCE, DivergenceCheck, MemberState, Ready, Wanted
+from marshal_py.protocol.policy import Target
+from marshal_py.protocol.time import SENT_KEPT, FailureDetector
+from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
@@ -29,11 +28,182 @@ from marshal_py.protocol.wire.records import (
     EVICT_INTERVALS,
     GRANT_OFFSETS_MAX,
     HEARTBEAT_ENTRIES_MAX,
+    OFFSET_MAX,
     ClaimingMessages,
     ClaimingPartition,
     Evict,
     MessageRange,
+    Note,
+    ReleasingPartition,
+    SetPosition,
+    Topology,
 )
+from marshal_py.protocol.wire.subscription import consumes, has_patterns, names_of
+
+# --- Compares partition counts and ids of a member's topics in the cluster and in the log (F9.1, F9.10, D10)
+#
+# Where they differ, it writes a Topology record. A topic with another id was recreated, that is deleted and created
+# again; the owners park its partitions, so that nobody may claim them until their positions are set. The driver reports
+# the cluster's metadata.
+#
+# A member with patterns takes a partition only after the driver has reported its topic (A13).
+
+
+GONE: Final = "topic deleted"  # reason of a Release
+REPLACED_IDS_KEPT: Final = 100  # no broker lags so far behind that it still reports a topic which was replaced so often
+
+
+class Topics:
+    """Knows the cluster's metadata of its topics."""
+
+    def __init__(self, member: MemberState) -> None:
+        self.member = member
+        self.patterns: bool = has_patterns(member.options.topics)
+        self._named = frozenset((*names_of(member.options.topics), PIN.topic))
+        self.own: frozenset[str] = self._named  # topics of which this member may claim partitions, and the pin's
+        self.counts: dict[str, int] = {}  # topic -> partition count
+        self.ids: dict[str, str] = {}  # topic -> its id in the cluster, for the topics whose id is known
+        self._log_ids: dict[str, str] = {}  # topic -> id in the log as this member last read it
+        self._replaced_ids: dict[str, None] = {}  # ids that the log has replaced; Kafka never gives an id twice
+        # topic -> (count, id, when sent, in ms) of the newest own Topology
+        self._sent: dict[str, tuple[int, str, int]] = {}
+
+    def learn(self, topic: str, count: int, topic_id: str = "") -> bool:
+        """Takes a topic's count and id ("" if unknown) in the cluster; returns whether one is new. An id that the log
+        has replaced is ignored: some brokers lag behind."""
+        if topic_id in self._replaced_ids:
+            return False
+        group = self.member.group
+        if group is not None and topic in group.topics:
+            self._log_ids[topic] = group.topics[topic].id
+        known = self.counts.get(topic), self.ids.get(topic, "")
+        self.counts[topic] = count
+        if topic_id:
+            self.ids[topic] = topic_id
+        changed = known != (count, self.ids.get(topic, ""))
+        if changed:
+            self._look_again()
+        return changed
+
+    def forget(self, topic: str) -> None:
+        """Gives up a topic that the patterns match and that the cluster does not have any more (A13)."""
+        self.member.gone_topics |= {topic}
+        self.counts.pop(topic, None)
+        self.ids.pop(topic, None)
+        self._look_again()
+
+    def _leave_gone(self, now: Instant) -> None:
+        """Stops claims of topics that are gone. Handlers may finish for an interval."""
+        for claim in self.member.claims.values() if self.patterns else ():
+            if claim.tp.topic not in self.own and claim.phase is ClaimPhase.OPEN:
+                claim.stop(GONE, now.mono_ms + self.member.options.interval_ms)
+
+    def _look_again(self) -> None:
+        if self.patterns:
+            topics = self.member.options.topics
+            self.own = self._named.union(topic for topic in self.counts if consumes(topics, topic))
+            self.member.gone_topics -= self.own
+        self.member.request_tick()
+
+    def recreated(self, group: Group, topic: str) -> bool:
+        """Returns whether the topic was recreated, so that the log's positions are those of the deleted topic (D10)."""
+        known, found = group.topics.get(topic), self.ids.get(topic, "")
+        return known is not None and "" not in (known.id, found) and known.id != found
+
+    def unfit(self, group: Group, tp: TopicPartition) -> str:
+        """Returns why the owner of this partition must park it, as the name of an error; "" if it can be consumed."""
+        return records.RECREATED if self.recreated(group, tp.topic) else ""
+
+    def park(self, group: Group, now: Instant) -> None:
+        """Stops delivery of topics that were recreated (D10) or are gone (A13); Releases parks them when handlers
+        are done, or after an interval."""
+        self._leave_gone(now)
+        if not any(self.recreated(group, topic) for topic in self.ids):
+            return
+        for claim in self.member.claims.values():
+            reason = self.unfit(group, claim.tp)
+            if reason and not claim.sealed:
+                claim.park(reason, records.PARKED_REASON, now.mono_ms + self.member.options.interval_ms)
+
+    def read(self, record: Topology) -> None:
+        """Takes an accepted Topology. If it changes the topic's id, forgets what this member knew of the old topic."""
+        before = self._log_ids.get(record.topic, "")
+        if record.topic_id:
+            self._log_ids[record.topic] = record.topic_id
+            if before not in ("", record.topic_id):
+                self._replaced_ids[before] = None
+                if len(self._replaced_ids) > REPLACED_IDS_KEPT:
+                    del self._replaced_ids[next(iter(self._replaced_ids))]
+        if record.topic_id and self.ids.get(record.topic) not in (None, record.topic_id):
+            del self.ids[record.topic]
+            self.counts.pop(record.topic, None)
+            self._look_again()
+        if self.patterns and record.topic not in self.counts and consumes(self.member.options.topics, record.topic):
+            self.member.out.look_at_topics = True
+
+    def write(self, group: Group, candidacy: Candidacy, now: Instant, out: Ready) -> None:
+        """Writes a Topology for each topic that differs from the log. Rank k waits k thirds, so that usually one member
+        does."""
+        member = self.member
+        for topic, count in self.counts.items():
+            known, found = group.topics.get(topic), self.ids.get(topic, "")
+            if known is not None:
+                if self.recreated(group, topic):
+                    if not self._may_accept(group, topic):
+                        continue
+                else:
+                    count = max(count, known.count)  # only an admin may reduce partitions (F9.2)
+                    if count == known.count and found in ("", known.id):
+                        continue
+            sent = self._sent.get(topic)
+            if sent is None or sent[:2] != (count, found):
+                later_ms = (candidacy.rank(group) - 1) * member.third_ms
+                sent = self._sent[topic] = (count, found, now.mono_ms + later_ms)
+            if member.retry_due(sent[2], now):
+                self._sent[topic] = (count, found, now.mono_ms)
+                observed, by = group.topology_offset(topic), member.options.client_id[:BY_CHARS_MAX]
+                out.send.append(Topology(topic, count, observed, NONE, by, found))
+
+    def _may_accept(self, group: Group, topic: str) -> bool:
+        """Returns whether this member may write a recreated topic's new id (D10): the group continues by itself, and
+        nobody owns a partition of the old one."""
+        held = any(part.owner != NONE for tp, part in group.partitions.items() if tp.topic == topic)
+        return self.member.continues_recreated_topics and not held
+
+
+# --- Which topics of a consumer its group did not have when it began: they may begin at their beginning (PROTOCOL.md
+# D5).
+#
+# A consumer asks when it joins, with the group as the log shows it then.
+
+
+def new_topics(group: Group | None, topics: Sequence[str]) -> frozenset[str]:
+    """Returns the consumer's topics that its group does not have yet; none if it has none of them, as a new group."""
+    unknown = frozenset(topics) - (group.topics.keys() if group is not None else set())
+    return unknown if len(unknown) < len(topics) else frozenset()
+
+
+def found_later(group: Group | None, topics: tuple[str, ...], found: Sequence[str]) -> frozenset[str]:
+    """Returns which of the topics that a joining consumer's patterns match came after the group began (D5): those
+    unknown to the log while it knows others of the consumer, or members that found none; and those that became known
+    after another one was claimed, as their finder may have died. `topics`: as in the Join; `found`: all."""
+    if group is None:
+        return frozenset()
+    named, known = names_of(topics), group.topics
+    joined = bool(group.mode) and (group.config is None or not group.config.mode) and group.pause_change == NONE
+    # A member reports what it has found before its first heartbeat.
+    waited = joined and not known and all(session.extended > session.id for session in group.sessions.values())
+    began = waited or any(topic in known for topic in found)
+    claimed = sorted((p.version, tp.topic) for tp, p in group.partitions.items() if p.version != NONE)
+
+    def is_later(topic: str) -> bool:
+        if topic not in known:
+            return began
+        first = next((version for version, other in claimed if other != topic and other in found), OFFSET_MAX)
+        return first < known[topic].offset
+
+    return frozenset(topic for topic in found if topic not in named and is_later(topic))
+
 
 # --- Decides when it is this member's turn to try each partition that nobody owns (PROTOCOL.md A2).
 #
@@ -95,9 +265,9 @@ class HeadStarts:
 # --- Decides when one member asks for grants, in at-most-once mode, and remembers what it asked for (PROTOCOL.md D2,
 # T17).
 #
-# A grant is the log's permission to deliver a range of offsets. The driver says which ranges it wants
-# (`Claim.offer`). One record asks for all of them, and the next one follows GRANT_PACE_MS later at the earliest: so a
-# sparse message gets its grant at once, and a stream does not fill the log. Times are monotonic ms.
+# A grant is the log's permission to deliver a range of offsets. The driver says which ranges it wants (`Claim.offer`).
+# One record asks for all of them, and the next one follows GRANT_PACE_MS later at the earliest: so a sparse message
+# gets its grant at once, and a stream does not fill the log. Times are monotonic ms.
 
 
 GRANTS_AHEAD: Final = 2  # D2: one range is handled while the next one is asked for
@@ -274,6 +444,9 @@ def _lag(claim: Claim) -> int:
 
 
 START_FRESH_INTERVALS = 1  # a looked-up start is not used when it is older than this; "latest" changes all the time
+
+
+# --- Decides which evictions, claims, hand-overs and grants a member tries to get (PROTOCOL.md T4, D2 and A)
 
 
 class Rebalancer:
@@ -568,3 +741,187 @@ class Rebalancer:
             if tp not in self._prefetching:
                 self._prefetching[tp] = False
                 out.start_prefetch.append((tp, position))
+
+
+# --- Handles partitions that Kafka does not serve to their owner, for example for lack of a permission (PROTOCOL.md
+# D13).
+#
+# The owner gives such a partition up: it releases it, so that another member tries, and writes a Note. All members
+# remember the Note while its sender's session lives and the position is the same. If all members have tried in vain,
+# the owner parks the partition: nobody may claim it until its position is set.
+
+STUCK: Final = "handler stuck"  # reason of the Release
+UNREADABLE: Final = "unreadable"  # kind of the Note, and reason of the Release
+LEFT_INTERVALS: Final = 5  # for so long a member does not claim a partition again that it could not read
+
+
+class Refusals:
+    """Knows which members could not read which partitions."""
+
+    def __init__(self, member: MemberState) -> None:
+        self.member = member
+        self._noted: dict[TopicPartition, dict[int, int]] = {}  # partition -> session -> position at which it gave up
+
+    def read(self, record: Note) -> None:
+        """Takes the Note of a member that has given a partition up."""
+        self._noted.setdefault(TopicPartition(record.topic, record.partition), {})[record.session] = record.from_
+
+    def forget(self, record: SetPosition) -> None:
+        """Forgets the Notes on partitions whose positions an admin has moved, so that all members try again."""
+        for move in record.moves:
+            self._noted.pop(TopicPartition(move.topic, move.partition), None)
+
+    def give_up(self, tp: TopicPartition, detail: str, now: Instant) -> bool:
+        """Releases a partition, and parks it if all members have tried in vain. `detail`: Kafka's error text. Returns
+        True if no claim is left to hand messages over."""
+        member, group = self.member, self.member.group
+        for claim in member.claims.values():
+            if claim.tp != tp or claim.phase is not ClaimPhase.OPEN or group is None:
+                continue
+            position = claim.position()
+            if self._all_tried(group, tp, position):
+                member.park(claim.epoch, records.UNREADABLE, detail, now)
+            else:
+                claim.stop(UNREADABLE, now.mono_ms + member.options.interval_ms)
+                member.note(UNREADABLE, tp, position, text=detail, epoch=claim.epoch)
+        member.request_tick()
+        return not any(claim.phase is ClaimPhase.OPEN for claim in member.claims.values())
+
+    def _all_tried(self, group: Group, tp: TopicPartition, position: int) -> bool:
+        """Returns whether every live consumer of the topic has given it up at this position before. This member counts,
+        so the owner must fail twice: a trouble that passes needs no admin, and a single client without the right ends
+        before."""
+        noted = self._noted.get(tp, {})
+        for session in [session for session in noted if session not in group.sessions]:
+            del noted[session]
+        members = (session.id for session in group.sessions.values() if consumes(session.join.topics, tp.topic))
+        return all(noted.get(session) == position for session in members)
+
+
+# --- Decides when a member releases its claims, and until when handlers may finish (PROTOCOL.md T12, T16, D4, D6, D10)
+#
+# A claim is stopped first, so that no more messages of it are handed over. Its Release follows when its handlers are
+# done, or when their time is over.
+
+
+class Releases:
+    """Releases claims."""
+
+    def __init__(self, member: MemberState, candidacy: Candidacy, topics: Topics, rebalancer: Rebalancer) -> None:
+        self.member = member
+        self.candidacy = candidacy
+        self.topics = topics
+        self.rebalancer = rebalancer
+        self._more = False  # whether the last `act` left releases for the next one, which follows at once
+        self._covers_sent: dict[int, int] = {}  # epoch of a cover -> when its Release was sent, in ms
+
+    def act(self, group: Group, now: Instant) -> None:
+        """Stops the claims that must be released, and sends the Releases of stopped claims whose handlers are done."""
+        member, claims = self.member, self.member.claims.values()
+        if group.paused:
+            for claim in claims:
+                # every claim is released in a pause (T12)
+                claim.stop("paused", now.mono_ms + member.options.interval_ms)
+        for claim in claims:
+            since_ms = claim.handler_since_ms()
+            if since_ms is not None and now.mono_ms - since_ms >= member.options.handler_timeout_ms:
+                self._stop_stuck(claim, now)
+        if member.hangs(now.mono_ms):
+            for claim in claims:
+                if claim.handler_since_ms() is None:  # others are served until their own time is over
+                    claim.stop(STUCK, now.mono_ms + member.options.interval_ms)
+        self.topics.park(group, now)
+        self._release_drained(group, now)
+
+    def _stop_stuck(self, claim: Claim, now: Instant) -> None:
+        """Stops a claim whose handler hangs, and leaves its partition to others for a while (D4): heartbeats alone
+        would keep it here."""
+        if claim.phase in (ClaimPhase.OPEN, ClaimPhase.DRAINING):
+            claim.stop(STUCK, now.mono_ms)
+            self.member.handler_stuck = True
+            self.rebalancer.back_off(claim.tp, now.mono_ms + self.member.options.handler_timeout_ms)
+            oldest = None if isinstance(claim.tracker, AtMostOnce) else claim.tracker.oldest()
+            self.member.note("handler_stuck", claim.tp, NONE if oldest is None else oldest[1], epoch=claim.epoch)
+
+    def _release_drained(self, group: Group, now: Instant) -> None:
+        member, self._more = self.member, False
+        last = len(member.out.send) + SENT_AT_ONCE
+        successors: Target | None = None
+        for claim in member.claims.values():
+            if claim.phase is ClaimPhase.OPEN:
+                continue
+            if len(member.out.send) >= last:
+                self._more = True
+                break
+            if claim.phase is ClaimPhase.DRAINING and claim.drained(now.mono_ms):
+                claim.seal(ClaimPhase.RELEASING)
+                claim.sealed_ms = now.mono_ms
+                claim.released_position = claim.position()
+                if claim.successor == NONE and member.leaving:
+                    successors = self.candidacy.successors(group) if successors is None else successors
+                    claim.successor = successors.get(claim.tp, NONE)
+            if claim.seek_to != NONE and (member.leaving or group.paused):
+                claim.give_up_seek()
+            if claim.phase is ClaimPhase.RELEASING and member.retry_due(claim.release_sent_ms, now):
+                claim.release_sent_ms = now.mono_ms
+                claim.seek_sent = claim.seek_sent or claim.seek_to != NONE
+                member.out.send.append(release(member.session, group.partitions[claim.tp], claim))
+
+    def report_revoking(self) -> None:
+        """Tells the user of each claim that will be released, once, so that handlers can end early and ack."""
+        for claim in self.member.claims.values():
+            if claim.phase is not ClaimPhase.OPEN and not claim.revoking_reported:
+                claim.revoking_reported = True
+                self.member.out.revoking.append(claim)
+                self.member.advise("revoking", claim.tp, epoch=claim.epoch, text=claim.reason)
+
+    def next_ms(self, now: Instant) -> int | None:
+        """Returns the monotonic ms at which `act` must be called again; None if no claim waits for a known moment."""
+        if self._more and self.member.claims:
+            return now.mono_ms + 1
+        nearest: int | None = None
+        for claim in self.member.claims.values():
+            if claim.phase is ClaimPhase.DRAINING:
+                # its handlers were done after this tick had sent its Releases
+                at_ms = now.mono_ms + 1 if claim.drained(now.mono_ms) else claim.drain_until_ms
+                if at_ms is not None:
+                    nearest = at_ms if nearest is None else min(nearest, at_ms)
+        return nearest
+
+    # --- covers: the pin, and claims of whole topics
+
+    def released_cover(self, epoch: int) -> bool:
+        """Returns whether this client sent a Release of the cover. If none was sent, a clone did it (T18)."""
+        return epoch in self._covers_sent
+
+    def release_covers(self, group: Group, now: Instant, out: Ready) -> None:
+        """Releases each cover that should go once nothing beneath it is owned or in flight (A9, A11). The fold knows no
+        covers."""
+        me = self.member.session
+        for cover in list(self._own_covers(group)):
+            topic, to = cover.tp.topic, self.candidacy.goes_to(cover.tp)
+            goes = group.paused or to != me or self.topics.recreated(group, topic)
+            if not goes or not self.member.retry_due(self._covers_sent.get(cover.epoch), now):
+                continue
+            if self._is_used(group, topic, now):
+                continue
+            self._covers_sent[cover.epoch] = now.mono_ms
+            if len(self._covers_sent) > len(group.topics) + 1:
+                del self._covers_sent[next(iter(self._covers_sent))]
+            moves = to not in (NONE, me) and not group.paused
+            reason = "hand-over" if moves else "paused" if group.paused else "unassigned"
+            if cover.tp == PIN:
+                reason = self.candidacy.pin_lost or reason
+            out.send.append(ReleasingPartition(me, cover.epoch, NONE, to if moves else NONE, reason))
+
+    def _own_covers(self, group: Group) -> Iterator[Partition]:
+        session = group.sessions[self.member.session]
+        if len(session.epochs) > session.held:  # nearly never: else it has no cover
+            for epoch in session.epochs:
+                if group.claims[epoch].tp.partition < 0:
+                    yield group.claims[epoch]
+
+    def _is_used(self, group: Group, topic: str, now: Instant) -> bool:
+        if self.rebalancer.claims_topic(group, topic, now):
+            return True
+        return any(topic in (claim.tp.topic, PIN.topic) for claim in self.member.claims.values())

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from marshal_py.errors import first_of
+from marshal_py.protocol import policy
 from marshal_py.protocol.fold.policies import policy_of
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.policy import candidate_order, restricted
-from marshal_py.protocol.policy.restricted import listed, names
+from marshal_py.protocol.policy import candidate_order, listed, names
 from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
 from marshal_py.protocol.wire.records import EVICT_INTERVALS, Join
@@ -346,10 +346,10 @@ def unserved(group: Group) -> dict[str, Unserved]:
 def _unpinned(group: Group) -> Unserved | None:
     """Returns why no consumer of a group with the policy pinned is pinned, although some are there."""
     pinning = policy_of(group.config).pins and not group.paused
-    if not pinning or not group.sessions or restricted.owner_of(group, PIN) != NONE:
+    if not pinning or not group.sessions or policy.owner_of(group, PIN) != NONE:
         return None
-    if all(restricted.idle(group, session) for session in group.sessions):
-        why = f"no consumer is pinned: none has asked for a message for {restricted.timeout_ms(group) / 1000:g} s"
+    if all(policy.idle(group, session) for session in group.sessions):
+        why = f"no consumer is pinned: none has asked for a message for {policy.timeout_ms(group) / 1000:g} s"
         return Unserved(why, "look at their programs; the first that asks is pinned")
     return Unserved("no consumer is pinned", f"the first in line claims it: marshal state {group.name} --settings")
 
@@ -364,7 +364,7 @@ def _conditioned(group: Group) -> dict[str, Unserved]:
     served = set[str]()
     for session in group.sessions.values():
         topics = consumed(session.join.topics, group.topics)
-        if not restricted.conditioned(session) or restricted.helps(session):
+        if not policy.conditioned(session) or policy.helps(session):
             served.update(topics)
         for topic in topics:
             waiting.setdefault(topic, []).append(session.join)
@@ -413,7 +413,7 @@ def why_idle(member: Member) -> str:
         return ""
     if member.handler_stuck:
         return "its program, which asks for no messages: a handler is stuck. It gets partitions again when it asks"
-    if restricted.conditioned(session) and policy_of(group.config).conditions:
+    if policy.conditioned(session) and policy_of(group.config).conditions:
         look = member.candidacy.overflow
         if not look.met:
             found = f" (the last look found {look.found[0]} pending, {look.found[1]} in flight)" if look.found else ""
@@ -421,10 +421,8 @@ def why_idle(member: Member) -> str:
                 (f"; nobody else is given partitions: {why.advice}" for why in _conditioned(group).values()), ""
             )
             return f"its conditions, {_conditions(session.join)}{found}{nobody}"
-    if member.candidacy.policy.pins and restricted.idle(group, session.id):
-        return (
-            f"its user, who has asked for no message for {restricted.timeout_ms(group) / 1000:g} s: it is not in line"
-        )
+    if member.candidacy.policy.pins and policy.idle(group, session.id):
+        return f"its user, who has asked for no message for {policy.timeout_ms(group) / 1000:g} s: it is not in line"
     owners = set[int]()
     for tp in _could_own(member, group):
         known = group.partitions.get(tp)
@@ -451,7 +449,7 @@ def _turn(member: Member, group: Group, owners: Sequence[Join]) -> str:
     who, what = (names, "owns") if len(owners) == 1 else ("one of them", "own")
     when = f"{who} leaves, and {seconds:g} s after {who} dies"
     if member.candidacy.policy.pins:
-        idle_s = restricted.timeout_ms(group) / 1000
+        idle_s = policy.timeout_ms(group) / 1000
         when = f"{who} leaves or is unpinned, {seconds:g} s after {who} dies, and {idle_s:g} s "
         when += f"after {who} last asked for messages"
     stands_by = f"it stands by for {names}, which {what} all that it could own"
