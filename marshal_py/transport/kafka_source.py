@@ -26,8 +26,7 @@ from marshal_py.errors import ClusterUnreachable
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.assignments import Assignments, Changes
-from marshal_py.transport.connecting import metadata
-from marshal_py.transport.connection_errors import calls_while_polled, told_right
+from marshal_py.transport.connecting import calls_while_polled, metadata, told_right
 from marshal_py.transport.ports import Broken, Chunk, OutOfRange
 
 # Errors on a partition that librdkafka retries itself, without a limit.
