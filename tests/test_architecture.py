@@ -40,7 +40,7 @@ ROOMS = {
     "protocol": ("wire", "fold", "policy", "claims", "time", "member", "duties"),
     "client": ("values", "connection", "messages", "delivery", "ranges", "driver", "receive", "process", "aio"),
     "admin": ("views", "plans"),
-    "spark": ("stream", "sinks", "log"),
+    "spark": ("stream", "sinks"),
     PROOF: ("oracle", "judge", "cluster", "mutants", "tools", "exhaustive", "commands"),
 }
 
@@ -579,8 +579,12 @@ PLANTED = [
     ("order", "marshal_py/client/driver/loop.py", "from marshal_py.admin import marshal"),
     ("order", "marshal_py/admin/plan.py", "def run():\n    from marshal_py.cli import main"),
     ("order", "marshal_py/admin/plan.py", "if TYPE_CHECKING:\n    from marshal_py.cli.state import state"),
-    ("order", "marshal_py/admin/plan.py", "from importlib import import_module\nimport_module('marshal_py.spark.log')"),
-    ("order", "marshal_py/spark/stream/ranges.py", "__import__('marshal_py.cli')"),
+    (
+        "order",
+        "marshal_py/admin/plan.py",
+        "from importlib import import_module\nimport_module('marshal_py.spark.reports')",
+    ),
+    ("order", "marshal_py/spark/stream/backfills.py", "__import__('marshal_py.cli')"),
     ("order", "marshal_sim/cluster/clock.py", "from marshal_py.cli import main"),
     ("order", "marshal_sim/cluster/clock.py", "from marshal_py.testing import make_message"),
     # nothing inside imports a public module
@@ -615,7 +619,7 @@ PLANTED = [
     ("place", "marshal_py/client/lobby/__init__.py", ""),
     # (c) who uses the Kafka client
     ("kafka", "marshal_py/client/driver/loop.py", "import confluent_kafka"),
-    ("kafka", "marshal_py/spark/stream/ranges.py", "from confluent_kafka import Consumer"),
+    ("kafka", "marshal_py/spark/stream/backfills.py", "from confluent_kafka import Consumer"),
     ("kafka", "marshal_py/cli/produce.py", "def run():\n    from confluent_kafka.admin import AdminClient"),
     ("kafka", "marshal_py/__init__.py", "import confluent_kafka as kafka"),
     ("kafka", "marshal_sim/oracle/wire.py", "import confluent_kafka"),

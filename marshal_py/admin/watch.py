@@ -25,8 +25,7 @@ from marshal_py.admin.views.overview import SKEW_MS
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.errors import AccessDenied, ClusterUnreachable, MarshalError, RangeLost
 from marshal_py.history.advisories import Advisories
-from marshal_py.history.consumption_rate import WINDOW_MS, ConsumptionRate
-from marshal_py.history.lag_series import told_lag
+from marshal_py.history.lag import WINDOW_MS, ConsumptionRate, told_lag
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.waiting import Standstill, standstills

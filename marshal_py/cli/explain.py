@@ -21,7 +21,6 @@ from marshal_py.client.driver import divergence_report
 from marshal_py.client.values.position_text import EARLIEST, OFFSET, moment_of, parse
 from marshal_py.errors import GroupDeleted, InvalidOption
 from marshal_py.history import explain as history
-from marshal_py.history import state_differences
 from marshal_py.history.explain import LINES_MAX, Cut, Explanation, Line, Standing
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import World
@@ -114,7 +113,7 @@ class Divergence(Struct, frozen=True):
     client_id: str
     reason: str
     left_out: int
-    differences: list[state_differences.Differing]
+    differences: list[history.Differing]
 
 
 @command
@@ -308,7 +307,7 @@ def _diff(options: ReadTableOptions, group: str, earlier: Cut, later: Cut) -> No
 
 def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord], as_json: bool) -> None:
     """Prints how the state that a diverged client saved differs from what the log folds to at the same offset."""
-    group, at_offset, found = kept["group"], kept["at_offset"], state_differences.compare_with_log(kept, world, records)
+    group, at_offset, found = kept["group"], kept["at_offset"], history.compare_with_log(kept, world, records)
     if found is None:
         raise output.CommandFailed(
             f"the state is of offset {at_offset} of log {kept['log']}, incarnation "

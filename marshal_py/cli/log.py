@@ -27,7 +27,7 @@ from marshal_py.cli.options import (
     say_where_it_begins,
     since_of,
 )
-from marshal_py.history.describe import as_dict, describe
+from marshal_py.history.explain import as_dict, describe
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.records import Heartbeat, Record

@@ -13,8 +13,7 @@ from marshal_py.cli import changes, output
 from marshal_py.cli.documents import Time, prints, time_of
 from marshal_py.cli.options import NOBODY, CommonOptions, Force, ReadOptions, Since, Until, command, require_group
 from marshal_py.client.values.position_text import moment_of
-from marshal_py.history.page import page
-from marshal_py.history.picture import Picture
+from marshal_py.history.picture import Picture, page
 from marshal_py.log.observer import Observer
 from marshal_py.log.pictures import Period, newest_ms, picture_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from marshal_py.history.lag_series import LagSeries, PositionSampler
+from marshal_py.history.lag import LagSeries, PositionSampler
 from marshal_py.history.picture import Picture, PictureReader
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold import rationalizer

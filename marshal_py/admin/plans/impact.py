@@ -31,7 +31,7 @@ from marshal_py.client.values.options import (
     settle,
 )
 from marshal_py.errors import AdminFailed, GroupMissing
-from marshal_py.history.describe import describe
+from marshal_py.history.explain import describe
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.policies import OWN_POLICY
 from marshal_py.protocol.fold.rationalizer import Verdict
