@@ -39,7 +39,7 @@ from marshal_py.transport import settings
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from marshal_py.client.ranges.ranges import ClaimedRange
+    from marshal_py.client.ranges import ClaimedRange
     from marshal_py.spark.stream.options import ReadOptions
 
 TASK_ROWS: Final = 10_000  # read in about the time that a task costs anyway
