@@ -32,7 +32,6 @@ IN_MEMORY: Final = {name: guide for name, guide in GUIDES.items() if name not in
 ELSEWHERE: Final = {
     ("docs/spark.md", None): "tests/spark/test_docs.py",
     ("docs/spark-reference.md", None): "tests/spark/test_formats_guide.py",
-    ("docs/process.md", 4): "tests/kafka/test_process_service.py",
     ("docs/testing.md", 0): "tests/testing/test_plugin.py",
     ("docs/testing.md", 8): "tests/testing/test_plugin.py",
 }
