@@ -68,6 +68,7 @@ test: lint
 # editor sees them, the page of a timeline in Chromium (Debian's package chromium), a minute of torture.
 proof: $(TEST_STAMP) $(DOCS_STAMP)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m proof $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --hypothesis-profile=proof tests/properties tests/protocol
 
 # `make proof` runs the tests of the transport and of a consumer's life also with the oldest confluent-kafka that
 # pyproject.toml allows; this runs them with every minor version since. Each version is fetched once, into

@@ -30,7 +30,7 @@ from tests.support.client_fixtures import (
 )
 
 AGAIN_S = 2.0  # of the process's time
-INTERRUPTS = 200  # one in four hit the instruction between a lock and its `try`
+INTERRUPTS = 100  # one in four hit the instruction between a lock and its `try`
 
 
 def interrupt(after_s: float, work: Callable[[], object]) -> None:
