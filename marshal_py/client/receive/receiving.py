@@ -31,7 +31,6 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.claims.claim import ClaimPhase
 from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.transport.ports import Chunk
 from marshal_py.transport.settings import PIECE_MESSAGES
@@ -124,19 +123,9 @@ class IdleHeartbeat:
         self._answered_ms = self._now_ms()
 
     def _report(self) -> None:
-        member = self._driver.member
         text = f"no message, and no answer of the cluster, for {MISSED * self._interval_s:g} s"
         with self._context.outbox, self._context.lock:
-            self._driver.publish(
-                Advisory(
-                    "heartbeat_missed",
-                    member.name,
-                    member.options.client_id,
-                    text=text,
-                    session=member.session,
-                    log=self._driver.log,
-                )
-            )
+            self._driver.advise("heartbeat_missed", text=text)
 
 
 # --- Brings messages from a consumer's source into its buffers, while a call of the user waits for some
