@@ -10,8 +10,7 @@ from itertools import accumulate
 from typing import Any, Final, Self
 
 from marshal_py.client.marshal import Marshal
-from marshal_py.client.metrics import ConsumerMetrics, PartitionMetrics
-from marshal_py.client.metrics_address import LOOPBACK, port_error
+from marshal_py.client.metrics import LOOPBACK, ConsumerMetrics, PartitionMetrics, port_error
 from marshal_py.client.values.info import HANDLER_S
 from marshal_py.errors import UnsupportedPlatform
 from marshal_py.protocol.member.waiting import CAUSES, OBSERVED

@@ -7,6 +7,7 @@ and never fall. Messages that are delivered one by one are counted chunk by chun
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from msgspec import Struct
 
@@ -15,6 +16,7 @@ from marshal_py.client.delivery.redelivery import most_deliveries, redeliveries_
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.receive.membership import not_consumed
 from marshal_py.client.values.info import ProcessStats, in_flight
+from marshal_py.errors import InvalidOption
 from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.wire.identity import NONE, Instant
@@ -200,3 +202,23 @@ def _partitions(driver: ConsumerDriver, claims: Iterable[Claim], now: Instant) -
 def _oldest_unfinished_ms(claim: Claim, now: Instant) -> int:
     first = claim.tracker.first_taken() if isinstance(claim.tracker, AtLeastOnce) else None
     return 0 if first is None else max(0, now.mono_ms - first[0])
+
+
+# --- Where metrics are served, for the servers of a client and of a cluster's groups
+
+
+LOOPBACK: Final = "127.0.0.1"  # a library opens no port to the network unless it is asked to
+
+
+def metrics_url(address: str, port: int) -> str:
+    """Returns where Prometheus asks; an address of IPv6 is in brackets."""
+    return f"http://{f'[{address}]' if ':' in address else address}:{port}/metrics"
+
+
+def port_error(address: str, port: int, error: Exception) -> InvalidOption:
+    """Returns the error for a port that cannot be used."""
+    return InvalidOption(
+        "metrics port",
+        f"{address}:{port}",
+        f"it cannot be used ({error}): name another port, 0 for a free one, or another address of this machine",
+    )

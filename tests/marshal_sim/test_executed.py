@@ -41,7 +41,6 @@ NOT_EXECUTED = {
     "exporter.py": "a server of metrics",
     "marshal.py": OPENS,
     "metrics.py": "figures for people",
-    "metrics_address.py": "a server of metrics",
     "process/process.py": THREADS,
     "process/worker_processes.py": "processes",
     "receive/consume.py": THREADS,
