@@ -20,7 +20,7 @@ from typing import Any, Final, Self, TypeVar, Unpack, overload
 
 from marshal_py.client.connection import Callbacks, Context
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.delivery.fetched_claims import FetchedClaims
+from marshal_py.client.delivery.delivery_queue import FetchedClaims
 from marshal_py.client.delivery.prefetch import FILLED_SHARE
 from marshal_py.client.driver import last_wills
 from marshal_py.client.driver.consumer_driver import ConsumerDriver, check_count, find_topics

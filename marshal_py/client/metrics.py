@@ -11,14 +11,13 @@ from typing import Final
 
 from msgspec import Struct
 
+from marshal_py.client.delivery.buffers import most_deliveries, redeliveries_of
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
-from marshal_py.client.delivery.redelivery import most_deliveries, redeliveries_of
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.receive.membership import not_consumed
 from marshal_py.client.values.info import ProcessStats, in_flight
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims import AtLeastOnce, Claim
 from marshal_py.protocol.wire.identity import NONE, Instant
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from marshal_py import Consumer, Message
 from marshal_py.errors import GroupDeleted
-from marshal_py.protocol.claims.delivery import OffsetRun
+from marshal_py.protocol.claims import OffsetRun
 from marshal_py.protocol.wire.records import Leave
 from tests.support.client_fixtures import (
     DEADLINE_S,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from marshal_py.protocol.claims.claim import DELIVERIES
+from marshal_py.protocol.claims import DELIVERIES
 from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.progress import Range
 from marshal_sim.oracle.oracle import Oracle, Partition

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.claims import AtLeastOnce, AtMostOnce, Claim, OffsetRun
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.member import HEARTBEAT_BYTES

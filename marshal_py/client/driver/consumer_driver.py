@@ -18,8 +18,7 @@ from typing import Final
 from msgspec import structs
 
 from marshal_py.client.connection import Ask, Context, Repeats, Tasks, TaskSteps
-from marshal_py.client.delivery.delivery_queue import DeliveryQueue
-from marshal_py.client.delivery.fetched_claims import FetchedClaims
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue, FetchedClaims
 from marshal_py.client.driver import divergence_report
 from marshal_py.client.ranges import PlannedClaims, Ranges, UnfetchedSource
 from marshal_py.client.values import position_text
@@ -36,7 +35,7 @@ from marshal_py.errors import (
     PartitionError,
 )
 from marshal_py.history.advisories import PARKED, TOGETHER, to_lines
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims import Claim, ClaimPhase
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.advisory import ALARMING, Advisory, AdvisoryKind
 from marshal_py.protocol.member.member import Member

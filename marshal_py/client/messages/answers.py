@@ -1,6 +1,6 @@
 """What handlers answer: `ack`, `nak` (deliver it again later), `term` (never again), dead letters, and what is overdue.
 
-The tracker of the claim (delivery.py of protocol/claims/) knows which messages are finished and which wait, and
+The tracker of the claim (protocol/claims.py) knows which messages are finished and which wait, and
 delivery_queue.py delivers these again. With a dead-letter topic, messages that are ended or were delivered
 `max_deliver` times go there. Everything is called with the Marshal's lock held, but for what writes dead letters and
 for Delivered, which takes it. This file knows nothing of messages but how to make one: message.py imports it.
@@ -19,8 +19,17 @@ from marshal_py.client.connection import Ask, Context, ForkedLock, Rest, Tasks, 
 from marshal_py.client.values.options import BOUNDS, ConsumerOptions
 from marshal_py.client.values.requests import payload_bytes
 from marshal_py.errors import InvalidOption, MarshalError, MessageTooLarge, NeedsAtLeastOnce
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase, Spans, finished_spans, log_has, spans_of
-from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.claims import (
+    AtLeastOnce,
+    AtMostOnce,
+    Claim,
+    ClaimPhase,
+    OffsetRun,
+    Spans,
+    finished_spans,
+    log_has,
+    spans_of,
+)
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.advisory import AdvisoryKind
 from marshal_py.protocol.member.member import Member

@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct, field
 
 from marshal_py.errors import Diverged, MarshalError
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase, PoisonGuard, will_entry
-from marshal_py.protocol.claims.delivery import AtMostOnce
+from marshal_py.protocol.claims import AtMostOnce, Claim, ClaimPhase, PoisonGuard, will_entry
 from marshal_py.protocol.fold.policies import DEFAULT_POLICY, policy_of
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, CHECKPOINTS_KEPT, FOLD_VERSION, Group, World
 from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
