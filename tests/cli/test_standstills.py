@@ -23,7 +23,7 @@ from marshal_py.admin.views.group_info import GroupSummary
 from marshal_py.cli import doctor, groups, options
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.driver import loop
-from marshal_py.client.exporter import Collector
+from marshal_py.client.metrics import Collector
 from marshal_py.errors import GroupOpaque
 from marshal_py.log import observer as observing
 from marshal_py.log.observer import Observer
