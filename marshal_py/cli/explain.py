@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -167,8 +166,8 @@ def explain(
 def _show(
     options: ReadTableOptions, group: str, partition: str | None, at: str | None, since: str | None, count: int
 ) -> None:
-    cut = Cut() if at is None else _cut(at)
-    begin = cut if since is None else Cut(0) if since == EARLIEST else _cut(since)
+    cut = Cut() if at is None else _cut(at, options.now_ms)
+    begin = cut if since is None else Cut(0) if since == EARLIEST else _cut(since, options.now_ms)
     if partition is not None:
         _explain(options, group, partition, cut, begin, count)
     elif since is not None:
@@ -404,13 +403,13 @@ def _known(group: str, options: ReadOptions) -> dict[str, int]:
         return {name: known.count for name, known in state.topics.items()}
 
 
-def _cut(text: str) -> Cut:
+def _cut(text: str, now_ms: Callable[[], int]) -> Cut:
     with suppress(InvalidOption):
         found = parse(text).rest
         if found is not None and found.kind == OFFSET:
             return Cut(offset=found.number)
     with suppress(ValueError):
-        return Cut(time_ms=moment_of(text, time.time_ns() // 1_000_000))
+        return Cut(time_ms=moment_of(text, now_ms()))
     raise typer.BadParameter(f"{text!r} is no ISO-8601 time, no time like 14:05 or -5m, and no offset")
 
 
