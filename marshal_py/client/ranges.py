@@ -371,8 +371,8 @@ class UnfetchedSource:
         self._inner = fetching
         self.ends: dict[TopicPartition, int] = {}
 
-    def learn_leaders(self, topics: Iterable[str]) -> None:
-        self._inner.learn_leaders(topics)
+    def learn_leaders(self, topics: Iterable[str], anew: bool = False) -> None:
+        self._inner.learn_leaders(topics, anew)
 
     def end_offset(self, tp: TopicPartition) -> int:
         return self.ends.get(tp, -1)

@@ -13,13 +13,16 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
+from marshal_py.client.driver import loop
 from marshal_py.errors import WrongTopicSetting
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.kafka import KafkaTransport
 from tests.kafka.test_conformance import ApacheRig
 from tests.kafka.test_harness import leader_of, numbered, read, write
 from tests.kafka.test_processes import ADMIN_TIMEOUT_S, opened, passed
+from tests.kafka.test_recreated import PARTITIONS, TopicCase
 from tests.kafka.test_topics import create_and_use
+from tests.support.client_fixtures import BackgroundConsumer, joined
 from tests.support.kafka import Cluster, TopicFactory, brokers_seen_by, wait_until
 from tests.support.process_scenario import DEADLINE_S as RUN_DEADLINE_S
 from tests.support.process_scenario import MakeScenario
@@ -112,6 +115,27 @@ def test_the_nearest_replica_answers(kafka3: Cluster, topic: TopicFactory) -> No
 def test_what_was_created_can_be_used_at_once(kafka3: Cluster) -> None:
     """The controller answers before the brokers know a new topic, each of them at a time of its own."""
     create_and_use(kafka3)
+
+
+@pytest.mark.node_control
+def test_a_topic_is_created_again_after_its_leader_has_changed(
+    kafka3: Cluster, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leaders of the new topic begin with epoch 0, which librdkafka takes for older than what it knows of the name."""
+    monkeypatch.setattr(loop, "METADATA_S", 0.3)
+    case = TopicCase(kafka3, topic(PARTITIONS, cluster=kafka3))
+    with case.connect() as marshal, joined(marshal, case.group, [case.topic]) as consumer:
+        case.begin(consumer)
+        leader = leader_of(kafka3, case.topic)
+        kafka3.kill(leader)
+        wait_until(lambda: leader_of(kafka3, case.topic) != leader, DEADLINE_S, "another one leads")
+        kafka3.restart(leader)
+        with BackgroundConsumer(consumer) as reader:
+            case.await_all(reader, case.fill(case.topic, PARTITIONS, 10, "later"))
+            noticed, wanted = len(reader.seen), case.recreate(PARTITIONS, 30)
+            case.await_event(consumer, "parked", PARTITIONS)
+            case.adopt(PARTITIONS)
+            case.await_all(reader, wanted, noticed)
 
 
 @pytest.mark.node_control

@@ -130,6 +130,7 @@ class TopicWatch:
         """`later`: topics that came after the group began (D5)."""
         self.later: set[str] = set(later)
         self.missing: set[str] = set()  # named topics that the cluster said not to have, as of the last look
+        self._ids: dict[str, str] = dict(driver.member.topics.ids)  # as of the last look, also of topics that are gone
         self._driver, self._context, self._member = driver, driver.context, driver.member
 
     @property
@@ -197,8 +198,12 @@ class TopicWatch:
                 self.later.add(topic)
                 self._driver.advise("topic_found", topic, text="a pattern matches it")
             changed = member.learn_topic(topic, info.partitions, info.topic_id)
-        if changed:
-            self._driver.source.learn_leaders([topic])
+            anew = self._ids.get(topic, info.topic_id) != info.topic_id != ""
+            self._ids[topic] = info.topic_id or self._ids.get(topic, "")
+        if anew:
+            self._driver.kick()  # what it owns of the old topic is parked at once
+        if changed or anew:
+            self._driver.source.learn_leaders([topic], anew)
             self._driver.kick()
 
 
