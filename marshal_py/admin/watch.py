@@ -349,7 +349,8 @@ class Judgement(NamedTuple):
     def notices(self, group: str) -> tuple[str, ...]:
         """Returns it in words, for who knows which group it is."""
         deaths, *others = (
-            [f"{one.found}; {one.advice}" for one in each] for each in (self.deaths, self.held_up, self.slow)
+            [f"{one.found}; {one.advice}" for one in each if one.level != "ok"]
+            for each in (self.deaths, self.held_up, self.slow)
         )
         return tuple(text.removeprefix(f"{group!r}: ") for text in chain(deaths, map(str, self.causes), *others))
 

@@ -171,7 +171,7 @@ def _lag(options: ReadTableOptions, group: str) -> None:
 
 def _group_row(one: GroupHealth) -> dict[str, Any]:
     """Returns a row of all groups: the figures, and what is wrong in one text."""
-    said = ", ".join(dict.fromkeys(check.name for check in one.findings))
+    said = ", ".join(dict.fromkeys(check.name for check in one.findings if check.level != "ok"))
     return {name: said or None if name == "found" else getattr(one, name) for name in GROUP_FIELDS}
 
 
