@@ -4,6 +4,12 @@ codec.py knows their bytes and rationalizer.py their effects. Bounds are checked
 codec.encode writes one. New fields are only ever appended (E7). Fields that recur: `observed` is the value on which the
 sender based the record, so that the fold rejects the record if the value has changed; `token` is the offset of the
 record that began or renewed the sender's pause; `by` says for people who sent the record; -1 stands for none.
+
+To add a field: append it here and in PROTOCOL.md 4.2, with bounds and a default. If the fold reads it, the record
+version grows; if an old log can lead to another world, the fold version too; and the rule in PROTOCOL.md, the
+rationalizer, a test that names the rule, and `marshal_sim/oracle/` change, which is written from the text and not from
+the code. Add bytes with the field to the fixtures (the old ones must decode to the default), the field to the strategy
+of the property tests, and to CHANGELOG.md what an older reader does when it meets it.
 """
 
 from __future__ import annotations
