@@ -31,7 +31,7 @@ VENV_STAMP := $(VENV)/.stamp-venv
 CORE_STAMP := $(VENV)/.stamp-core
 TEST_STAMP := $(VENV)/.stamp-test
 # All extras but schema-registry, of which the group `test` has the parts (pyproject.toml).
-TEST_EXTRAS := cli,delta,iceberg,metrics,otel,spark,testing
+TEST_EXTRAS := cli,delta,iceberg,keys,metrics,otel,spark,testing
 DOCS_STAMP := $(VENV)/.stamp-docs
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 

@@ -34,6 +34,7 @@ from marshal_py.transport.memory import MemoryTransport
 if TYPE_CHECKING:
     from marshal_py.admin.group import Group
     from marshal_py.admin.watch import Watch
+    from marshal_py.protocol.wire.signatures import SigningKey
 
 LOGS_NAMED: Final = 5  # how many logs a line names
 _PARAMETER: Final = "options"
@@ -139,11 +140,15 @@ class CommonOptions:
         """Returns a reader of the cluster's coordination topic."""
         return Observer(self.transport(), self.coordination_topic, self.timeout)
 
+    def key(self) -> SigningKey | None:
+        """Returns the key of --sign-with, which only commands that change a group have."""
+        return None
+
     def group(self, name: str) -> Group:
         """Returns the operations on a group. The command keeps one connection for all of them."""
         from marshal_py.admin.group import Group  # and with it all of the client, which commands that look do without
 
-        group = Group(self.transport(), name, self.coordination_topic)
+        group = Group(self.transport(), name, self.coordination_topic, key=self.key())
         return self._open.enter_context(group.connected())
 
     @functools.cached_property

@@ -253,6 +253,7 @@ def _settings(options: ReadTableOptions, group: str) -> None:
         "lag weights": "yes" if found.lag_weighted else None,
         "priority group": ", ".join(one.name for one in found.priority_groups) or None,
         "on topic recreated": found.on_topic_recreated,
+        "admin keys": ", ".join(found.admin_keys) or None,
         "settings from": f"offset {origin.offset}, by {origin.by or 'somebody'}" if origin else None,
         "pause": overview.paused(found.pause) if found.pause else None,
         "topics": ", ".join(f"{name} ({count} partitions)" for name, count in found.topics.items()),

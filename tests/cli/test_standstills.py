@@ -103,7 +103,7 @@ def opaque(cluster: MemoryCluster) -> Iterator[Scene]:
     """A newer library has written to the group what this one cannot read."""
     consumer = _owner(cluster)
     root = marshals_of(cluster.bootstrap_servers)[0].root
-    future = wire.record(GROUP, 3, 0, incarnation=root.incarnation, record_version=2)
+    future = wire.record(GROUP, 3, 0, incarnation=root.incarnation, record_version=3)
     cluster.broker.produce("__marshal", route(GROUP, root.partitions), future)
     cluster.run_until(lambda: consumer.cached_info().closed)
     with pytest.raises(GroupOpaque):
