@@ -33,12 +33,20 @@ from marshal_py.client.process.settings import (
     ProcessKeywords,
     check_settings,
 )
-from marshal_py.client.receive.consuming import Handler, Reader, iterator_of
+from marshal_py.client.receive.consuming import Handler, Reader, Take, iterator_of
 from marshal_py.client.receive.membership import HEALTHY_SILENCE_S, LEAVE_TIMEOUT_S, Call, Confirmations, Ending
 from marshal_py.client.receive.receiving import Demand
 from marshal_py.client.values.info import ConsumerInfo
 from marshal_py.client.values.options import parameters_of
-from marshal_py.client.values.requests import AnyPartition, ConsumeRequest, OnError, Request, check_timeout, check_wait
+from marshal_py.client.values.requests import (
+    AnyPartition,
+    ConsumeRequest,
+    OnError,
+    Request,
+    check_consume,
+    check_timeout,
+    check_wait,
+)
 from marshal_py.client.values.retry import AfterDeadLetter, Order, Retry, Unkeyed
 from marshal_py.errors import ConcurrentUse, EventLoopMisuse, InvalidOption, MarshalError
 from marshal_py.protocol.member.advisory import Advisory
@@ -204,7 +212,12 @@ class AsyncConsumer(Generic[K_co, V_co]):
         return context
 
     def _consume(
-        self, request: ConsumeRequest, handler: Handler[K_co, V_co] | None, on_error: OnError | None
+        self,
+        request: ConsumeRequest,
+        handler: Handler[K_co, V_co] | Take[K_co, V_co] | None,
+        on_error: OnError | None = None,
+        *,
+        whole: bool = False,
     ) -> AsyncConsumeContext[K_co, V_co]:
         consumer = self._consumer
         self._arrive("consume")
@@ -212,7 +225,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
             request,
             on_error,
             lambda demand, on_error: AsyncConsumeContext(
-                consumer, consumer._queue, demand, self._runs, self._complete, self._shared, handler, on_error
+                consumer, consumer._queue, demand, self._runs, self._complete, self._shared, handler, on_error, whole
             ),
         )
         context.start()
@@ -280,7 +293,8 @@ class AsyncConsumer(Generic[K_co, V_co]):
             batch_wait_s,
         )
         processing = Processing[K_co, V_co](consumer._receiving, settings)
-        process = AsyncProcess(consumer._context, self._shared, processing, handler, timeout_s, self.consume)
+        consume = partial(self._consume, check_consume(), whole=True)
+        process = AsyncProcess(consumer._context, self._shared, processing, handler, timeout_s, consume)
         process.start()
         return process
 

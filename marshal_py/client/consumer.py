@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 
@@ -33,7 +34,7 @@ from marshal_py.client.process.settings import (
 from marshal_py.client.process.worker_processes import PlainMessage, work_of
 from marshal_py.client.receive import receiving
 from marshal_py.client.receive.consume import ConsumeContext
-from marshal_py.client.receive.consuming import AWAIT_IT, Consuming, Handler
+from marshal_py.client.receive.consuming import AWAIT_IT, Consuming, Handler, Take
 from marshal_py.client.receive.membership import HEALTHY_SILENCE_S, LEAVE_TIMEOUT_S, Call, Ending, Membership
 from marshal_py.client.receive.receiving import ConsumeDemand, Demand, Receiving
 from marshal_py.client.values import requests
@@ -216,14 +217,19 @@ class Consumer(Membership, Generic[K_co, V_co]):
         return self._consume(request, handler, on_error)
 
     def _consume(
-        self, request: requests.ConsumeRequest, handler: Handler[K_co, V_co] | None, on_error: OnError | None
+        self,
+        request: requests.ConsumeRequest,
+        handler: Handler[K_co, V_co] | Take[K_co, V_co] | None,
+        on_error: OnError | None = None,
+        *,
+        whole: bool = False,
     ) -> ConsumeContext[K_co, V_co]:
         if handler is not None:
             check_plain("handler", handler, AWAIT_IT)
         context = self._begin_consume(
             request,
             on_error,
-            lambda demand, on_error: ConsumeContext(self, self._queue, demand, self._runs, handler, on_error),
+            lambda demand, on_error: ConsumeContext(self, self._queue, demand, self._runs, handler, on_error, whole),
         )
         context.start()
         return context
@@ -334,7 +340,8 @@ class Consumer(Membership, Generic[K_co, V_co]):
         )
         sent, settings = work_of(handler, settings, timeout_s) if in_processes else (None, settings)
         processing = Processing[K_co, V_co](self._receiving, settings)
-        process = Process(self._context, processing, handler, self.consume, sent)
+        consume = partial(self._consume, requests.check_consume(), whole=True)
+        process = Process(self._context, processing, handler, consume, sent)
         process.start()
         return process
 

@@ -7,7 +7,7 @@ that move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
 from marshal_py.client.delivery.buffers import Reserved
@@ -21,7 +21,7 @@ from marshal_py.client.receive.receiving import Receiving
 from marshal_py.client.values.requests import check_consume
 from marshal_py.client.values.retry import AfterDeadLetter, Order, Reject, Retry, Unkeyed
 from marshal_py.errors import MarshalError
-from marshal_py.protocol.claims import ClaimPhase
+from marshal_py.protocol.claims.claim import ClaimPhase
 from marshal_sim.cluster.environment import ClientEnvironment
 from marshal_sim.cluster.faults import spread
 from marshal_sim.cluster.front import Call, CallSteps, Front
@@ -128,10 +128,10 @@ class Handling:
         self._member = receiving.driver.member
         self._look_ms = round(receiving.driver.options.handler_timeout_s * 1000) // LOOKS_PER_TIMEOUT
         self._processing: Processing[Any, Any] = Processing(receiving, settings, environment.rng.random)
-        demand = receiving.consuming(check_consume(PENDING_MAX, None, EXPIRES_S, None, None, None))
-        self._consume = Consume(membership, receiving.queue, demand, self._processing.take, "nak")
-        self._call: Call | None = None  # of the consume, while the user has what it reserved
-        self._messages: Iterator[AnyMessage] = iter(())
+        demand = receiving.consuming(check_consume(PENDING_MAX, expires_s=EXPIRES_S))
+        self._consume = Consume(membership, receiving.queue, demand, self._processing.take, "nak", whole=True)
+        self._call: Call | None = None  # of the consume, until what it reserved is taken
+        self._reservation: Reserved
         self._working: list[list[AnyMessage]] = []  # what each handler has
         self._phases: dict[int, ClaimPhase] = {}  # by epoch, as they were when this looked
         self._taking = self._stopped = self._tries_again = self._received = self._over = False
@@ -145,34 +145,30 @@ class Handling:
     # --- the thread that receives
 
     def _reserved(self, call: Call, reserved: Reserved) -> None:
-        self._call, self._messages = call, reserved.messages(self._process.boot_ns)
+        """Puts what is reserved into lanes. The thread may be stopped before."""
+        self._call, self._reservation = call, reserved
+        if held_ms := self._environment.network_faults.thread_ms():
+            self._stopped = True
+            self._environment.schedule(held_ms, self._process, self._take_late)
         self._take()
 
-    def _take(self) -> None:
-        """Puts what is reserved into lanes, one message after the other. The thread may be stopped before each."""
-        if self._taking or self._stopped:
-            return  # the loop below is further up in the stack, or the thread goes on later
-        self._taking = True
-        while self._call is not None and not self._stopped:
-            message = next(self._messages, None)
-            if message is None:
-                call, self._call = self._call, None
-                self._front.go_on(call)
-            elif held_ms := self._environment.network_faults.thread_ms():
-                self._stopped = True
-                self._environment.schedule(held_ms, self._process, self._take_late, message)
-            else:
-                self._put(message)
-        self._taking = False
-
-    def _take_late(self, message: AnyMessage) -> None:
+    def _take_late(self, _: None) -> None:
         self._stopped = False
-        self._put(message)
         self._take()
         self._process.ran()
 
-    def _put(self, message: AnyMessage) -> None:
-        self._processing.take(message)
+    def _take(self) -> None:
+        if self._taking:
+            return  # the loop below is further up in the stack
+        self._taking = True
+        while (call := self._call) is not None and not self._stopped:
+            self._call = None
+            self._put()
+            self._front.go_on(call)
+        self._taking = False
+
+    def _put(self) -> None:
+        self._processing.take(self._reservation.messages(self._process.boot_ns))
         self.work()
         rng = self._environment.rng
         if not self._environment.healed and rng.random() < ENDS:

@@ -112,7 +112,7 @@ class User:
             return
         demand = receiving.demand()
         if self.way == "consume":
-            asked = check_consume(self._batch, None, CONSUME_EXPIRES_S, None, None, None)
+            asked = check_consume(self._batch)
             demand = receiving.consuming(asked)
         self.front.begin(receiving.iterate(demand), self._iterated, self._reserved, self._cancelled)
 

@@ -14,7 +14,7 @@ from marshal_py.client.process import processing
 from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
 from marshal_py.client.process.processing import Processing
 from marshal_py.client.process.settings import outcomes_of
-from marshal_py.protocol.claims import OffsetRun
+from marshal_py.protocol.claims.delivery import OffsetRun
 
 Patch = tuple[Any, str, Any]
 
@@ -46,7 +46,7 @@ def k3() -> list[Patch]:
 
 
 def k4() -> list[Patch]:
-    return [(processing, "queue", lambda message, since: None)]
+    return [(processing, "queue", lambda messages, since: None)]
 
 
 def k5() -> list[Patch]:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_py.protocol.claims import WAITING_MAX, AtLeastOnce, Claim, OffsetRun, Redeliveries
+from marshal_py.protocol.claims.claim import Claim
+from marshal_py.protocol.claims.delivery import WAITING_MAX, AtLeastOnce, OffsetRun, Redeliveries
 from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.identity import TopicPartition
 
@@ -200,7 +201,7 @@ def test_a_queued_message_counts_no_delivery(seed: int, known: bytes) -> None:
         index = dice.randrange(10)
         if step == "hand" and run.delivered < 10:
             index = run.deliver(1, now_ms)
-            tracker.queue(run, index, lambda: all_silent[0] if all_silent else None)
+            tracker.queue(run, [index], lambda: all_silent[0] if all_silent else None)
             queued.add(index)
         elif step == "begin" and index in queued:
             tracker.begin(run, index, now_ms)
@@ -222,7 +223,7 @@ def test_a_queued_message_counts_no_delivery(seed: int, known: bytes) -> None:
             if found is not None:
                 back.remove(found.at)
                 if step == "queue":
-                    tracker.queue(run, found.at, lambda: all_silent[0] if all_silent else None)
+                    tracker.queue(run, [found.at], lambda: all_silent[0] if all_silent else None)
                     queued.add(found.at)
                 else:
                     busy.add(found.at)

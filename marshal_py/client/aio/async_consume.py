@@ -17,7 +17,7 @@ from marshal_py.client.aio.event_loop import EventLoop
 from marshal_py.client.connection import Steps
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.messages.message import Message
-from marshal_py.client.receive.consuming import Consuming, Handler, Reader, iterator_of, logger
+from marshal_py.client.receive.consuming import Consuming, Handler, Reader, Take, iterator_of, logger
 from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S, Membership
 from marshal_py.client.receive.receiving import ConsumeDemand
 from marshal_py.client.values.requests import OnError
@@ -42,11 +42,12 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
         runs: Runs[K_co, V_co],
         complete: Callable[[Steps[Any]], Coroutine[Any, Any, Any]],
         event_loop: EventLoop,
-        handler: Handler[K_co, V_co] | None,
+        handler: Handler[K_co, V_co] | Take[K_co, V_co] | None,
         on_error: OnError,
+        whole: bool,
     ) -> None:
         """Prepares a context; `start` begins it. `complete(steps)` carries out what a call waits for."""
-        super().__init__(consumer, queue, demand, handler, on_error)
+        super().__init__(consumer, queue, demand, handler, on_error, whole)
         self._runs, self._complete, self._event_loop = runs, complete, event_loop
         self._task: asyncio.Task[None] | None = None
 
@@ -113,12 +114,13 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
         self._check_loop()
         return iterator_of(self._receive)
 
-    async def _receive(self, reader: Reader) -> AsyncGenerator[Message[K_co, V_co], None]:
+    async def _receive(self, reader: Reader) -> AsyncGenerator[Any, None]:
+        """Yields messages; the iterators over those that come together if its handler takes them whole."""
         if self._begin(reader):
             with self._receiving(reader):
                 async with aclosing(self._runs(self._demand, reader)) as runs:
                     async for messages in runs:
-                        for message in messages:
+                        for message in (messages,) if self._whole else messages:
                             yield message
                 await self._complete(self._confirmed())
 

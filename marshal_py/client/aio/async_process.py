@@ -7,7 +7,7 @@ import contextvars
 import inspect
 import time
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -17,8 +17,8 @@ from marshal_py.client.connection import Context
 from marshal_py.client.messages.message import Message
 from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing, Running
 from marshal_py.client.process.settings import AsyncBatchHandler, AsyncHandler
-from marshal_py.client.process.worker_processes import answered
-from marshal_py.client.receive.consuming import Handler
+from marshal_py.client.process.worker_processes import Answer, answered
+from marshal_py.client.receive.consuming import Take
 from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S
 from marshal_py.client.values.requests import check_timeout, check_wait
 from marshal_py.errors import InvalidOption, ReentrantCall
@@ -41,11 +41,12 @@ class AsyncProcess(Running[K_co, V_co]):
         processing: Processing[K_co, V_co],
         handler: AsyncHandler[K_co, V_co] | AsyncBatchHandler[K_co, V_co],
         timeout_s: float | None,
-        consume: Callable[[Handler[K_co, V_co]], AsyncConsumeContext[K_co, V_co]],
+        consume: Callable[[Take[K_co, V_co]], AsyncConsumeContext[K_co, V_co]],
     ) -> None:
-        """Prepares it; `start` begins. `consume(take)` begins to receive, in a task that calls `take(message)`."""
+        """Prepares it; `start` begins. `consume(take)` begins to receive, in a task that calls `take`."""
         self._context, self._event_loop, self._processing = context, event_loop, processing
         self._handler: Callable[[Any], object] = handler
+        self._single: bool = processing.settings.batch is None
         self._timeout_s, self._consume = timeout_s, consume
         self._receiving: AsyncConsumeContext[K_co, V_co]
         self._watcher: asyncio.Task[None]
@@ -156,8 +157,8 @@ class AsyncProcess(Running[K_co, V_co]):
             processing.close()
             self._ended.set()
 
-    def _take(self, message: Message[K_co, V_co]) -> None:
-        self._processing.take(message)
+    def _take(self, coming: Iterator[Message[K_co, V_co]]) -> None:
+        self._processing.take(coming)
         self._begin()
 
     def _begin(self, *, at_once: bool = False) -> None:
@@ -187,10 +188,10 @@ class AsyncProcess(Running[K_co, V_co]):
         cancelled before it begins has none."""
         task, self._starting = self._starting, None
         assert task is not None
-        while (handling := self._next()) is not None:
+        while given := self._next():
             if self._starting is None:
                 self._begin()
-            await handling
+            await self._handle(given)
             if task.cancelling():  # its handler has caught it; it must not end the next one
                 return
             resumed, self._resumed = self._resumed, False
@@ -204,23 +205,20 @@ class AsyncProcess(Running[K_co, V_co]):
         """Begins the next turn of all tasks together: so what else runs waits for one turn, and not for one of each."""
         self._turning, self._turn_until = False, time.monotonic() + TURN_S
 
-    def _next(self) -> Coroutine[Any, Any, None] | None:
-        """Takes the next message or batch, and returns what handles it. If something waits for its gate alone, a task
-        looks again soon."""
-        processing = self._processing
-        if processing.settings.batch is None:
-            message, shut = processing.begin()
-            handling = None if message is None else self._handle(message)
+    def _next(self) -> Any:
+        """Takes the next message or batch. If something waits for its gate alone, a task looks again soon."""
+        given: Any
+        if self._single:
+            given, shut = self._processing.begin()
         else:
-            batch, shut = processing.begin_batch() if self._due() else ([], False)
-            handling = self._handle_batch(batch) if batch else None
-        if shut and handling is None:
+            given, shut = self._processing.begin_batch() if self._due() else (None, False)
+        if shut and not given:
             self._look_again(SHUT_S)
-        return handling
+        return given
 
     def _due(self) -> bool:
         """Returns whether what is ready need not wait for more. If a batch has to, this looks again when it is due."""
-        if self._processing.settings.batch is None:
+        if self._single:
             return True
         with self._processing.changed:
             wait_s = self._processing.batch_due_s()
@@ -236,56 +234,38 @@ class AsyncProcess(Running[K_co, V_co]):
         self._later = None
         self._begin(at_once=True)
 
-    async def _handle(self, message: Message[K_co, V_co]) -> None:
-        try:
-            _, error, ends = await self._call(message)
-        except asyncio.CancelledError:
-            self._processing.give_back(message)
-            raise
-        self._processing.settle(message, error, ends=ends)
-
-    async def _handle_batch(self, batch: list[Message[K_co, V_co]]) -> None:
-        try:
-            result, error, ends = await self._call(list(batch))  # a copy: the handler may change its list
-        except asyncio.CancelledError:
-            self._processing.give_back_batch(batch)
-            raise
-        self._processing.settle_batch(batch, result, error, ends=ends)
-
-    async def _call(self, given: object) -> tuple[object, BaseException | None, bool | None]:
-        """Returns what the handler returned, the error that it raised, and whether that ends the process. Raises
-        CancelledError if its task is cancelled."""
-        context = contextvars.copy_context()
+    async def _handle(self, given: Any) -> None:
+        """Has a message or a batch handled. Raises CancelledError if its task is cancelled."""
+        processing, context = self._processing, contextvars.copy_context()
         limit: asyncio.Timeout | None = None
         try:
-            result = context.run(self._handler, given)
-            if not inspect.iscoroutine(result):
-                if not inspect.isawaitable(result):
-                    rule = "a coroutine function; Consumer.process calls plain ones, on threads"
-                    return None, InvalidOption("handler", self._handler, rule), True
-                result = _awaiting(result)
-            handling = self._in_context(context, result)
-            if self._timeout_s is None:
-                returned = await handling
+            result = context.run(self._handler, given if self._single else list(given))  # a copy: it may be changed
+            if not inspect.isawaitable(result):
+                rule = "a coroutine function; Consumer.process calls plain ones, on threads"
+                answer = Answer(error=InvalidOption("handler", self._handler, rule), ends=True)
+            elif self._timeout_s is None:
+                answer = answered(await self._in_context(context, result))
             else:
                 async with asyncio.timeout(self._timeout_s) as limit:
-                    returned = await handling
+                    answer = answered(await self._in_context(context, result))
         except BaseException as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
+                processing.give_back(given) if self._single else processing.give_back_batch(given)
                 raise
             if limit is not None and limit.expired() and isinstance(raised, TimeoutError) and not raised.args:
                 raised.args = (f"the handler took longer than timeout_s={self._timeout_s:g}",)  # a letter has this text
-            return None, raised, None
-        return answered(returned)
+            answer = Answer(error=raised)
+        if self._single:
+            processing.settle(given, answer.error, ends=answer.ends)
+        else:
+            processing.settle_batch(given, answer.result, answer.error, ends=answer.ends)
 
     @types.coroutine
-    def _in_context(
-        self, context: contextvars.Context, handler: Coroutine[Any, Any, object]
-    ) -> Generator[Any, Any, object]:
+    def _in_context(self, context: contextvars.Context, called: Awaitable[object]) -> Generator[Any, Any, object]:
         """Awaits a handler in the context in which it was called, as its own task would: the next one does not find
         what it sets."""
-        run = context.run
+        handler, run = called if inspect.iscoroutine(called) else _awaiting(called), context.run
         try:
             waits = run(handler.send, None)
             while True:

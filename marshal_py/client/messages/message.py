@@ -15,7 +15,8 @@ from marshal_py.client.messages.answers import ACK_TIMEOUT_S, Acked, Delivered, 
 from marshal_py.client.values.finished import source_of
 from marshal_py.client.values.requests import check_timeout
 from marshal_py.errors import DeserializationFailed, HandleUnknown, InvalidOption, MessageNotPickled, NeedsAtLeastOnce
-from marshal_py.protocol.claims import AtLeastOnce, Claim, ClaimPhase, OffsetRun
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims.delivery import AtLeastOnce, OffsetRun
 from marshal_py.protocol.wire.fencing_token import Token
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.transport.ports import RawMessage
@@ -499,19 +500,19 @@ def raw_key(message: Message[Any, Any]) -> bytes | None:
     return key
 
 
-def payload_size(message: Message[Any, Any]) -> int:
-    """Returns the size in bytes of key and value."""
+def weighed(message: Message[Any, Any]) -> tuple[Claim, int]:
+    """Returns the claim under which a message was delivered, and the size in bytes of its key and value."""
     raw = message._raw
-    return len(raw) + len(raw.key() or b"")
+    return message._delivered.claim, len(raw) + len(raw.key() or b"")
 
 
-def queue(message: Message[Any, Any], silent_since_ms: Callable[[], int | None]) -> None:
-    """Has a message wait for its handler: until `begin` it counts as not delivered (D17). With the lock held.
-    `silent_since_ms` tells since when all handlers are silent, in monotonic ms; None if they are not."""
-    delivered = message._delivered
-    if not delivered.claim.sealed:
-        tracker, run = _tracked(delivered)
-        tracker.queue(run, message._index, silent_since_ms)
+def queue(messages: Sequence[Message[Any, Any]], silent_since_ms: Callable[[], int | None]) -> None:
+    """Has messages that were delivered together wait for their handlers: until `begin` they count as not delivered
+    (D17). With the lock held. `silent_since_ms` tells since when all handlers are silent, in monotonic ms; None if they
+    are not."""
+    if messages and not messages[0]._delivered.claim.sealed:
+        tracker, run = _tracked(messages[0]._delivered)
+        tracker.queue(run, [message._index for message in messages], silent_since_ms)
 
 
 def begin(message: Message[Any, Any], mono_ms: int) -> None:

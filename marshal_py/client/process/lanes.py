@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from marshal_py.client.messages.message import Message, claim_of, payload_size
-from marshal_py.protocol.claims import Claim
+from marshal_py.client.messages.message import Message, claim_of, weighed
+from marshal_py.protocol.claims.claim import Claim
 from marshal_py.protocol.wire.identity import TopicPartition
 
 AnyMessage = Message[Any, Any]
@@ -96,9 +96,7 @@ class Lanes:
         while lane.waiting and claim_of(lane.waiting[0]) is not claim:
             self._forget(lane.waiting.popleft())
         if lane.waiting and lane.waiting[-1].offset > offset:
-            in_order = list(lane.waiting)
-            insort(in_order, message, key=_offset_of)
-            lane.waiting = deque(in_order)
+            insort(lane.waiting, message, key=_offset_of)
         else:
             lane.waiting.append(message)
         self._hold(message)
@@ -294,25 +292,27 @@ class Lanes:
             self._forget(message)
         return taken
 
-    def _held(self, message: AnyMessage) -> Held:
-        held = self.held.get(claim_of(message))
+    def _held(self, claim: Claim) -> Held:
+        held = self.held.get(claim)
         if held is None:
-            held = self.held[claim_of(message)] = Held()
+            held = self.held[claim] = Held()
         return held
 
     def _hold(self, message: AnyMessage) -> None:
         """Counts a message that waits."""
         self.waiting += 1
-        held = self._held(message)
+        claim, size_bytes = weighed(message)
+        held = self._held(claim)
         held.messages += 1
-        held.size_bytes += payload_size(message)
+        held.size_bytes += size_bytes
 
     def _forget(self, message: AnyMessage) -> None:
         """Counts a message that waits no more."""
         self.waiting -= 1
-        held = self._held(message)
+        claim, size_bytes = weighed(message)
+        held = self.held[claim]
         held.messages -= 1
-        held.size_bytes -= payload_size(message)
+        held.size_bytes -= size_bytes
 
     def _stop_working(self, message: AnyMessage) -> Lane:
         lane = self._of_message.pop(id(message))
@@ -329,13 +329,13 @@ class Lanes:
         lane.parked = sorted((*lane.parked, message), key=_offset_of)
         self._of_message[id(message)] = lane
         self.parked += 1
-        self._held(message).messages += 1
+        self._held(claim_of(message)).messages += 1
 
     def _unpark(self, lane: Lane, message: AnyMessage) -> None:
         del self._of_message[id(message)]
         lane.parked = [one for one in lane.parked if one is not message]
         self.parked -= 1
-        self._held(message).messages -= 1
+        self.held[claim_of(message)].messages -= 1
 
     def _offer(self, lane: Lane) -> None:
         """Puts a lane among those that are ready, or forgets it if it is empty."""

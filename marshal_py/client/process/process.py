@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -13,7 +13,7 @@ from marshal_py.client.messages.message import Message
 from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing, Running
 from marshal_py.client.process.worker_processes import NOT_BEGUN, Answer, Work, WorkerProcess, answered
 from marshal_py.client.receive.consume import ConsumeContext
-from marshal_py.client.receive.consuming import Handler
+from marshal_py.client.receive.consuming import Take
 from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S
 from marshal_py.client.values.requests import check_timeout, check_wait
 from marshal_py.errors import ReentrantCall
@@ -33,10 +33,10 @@ class Process(Running[K_co, V_co]):
         context: Context,
         processing: Processing[K_co, V_co],
         handler: Callable[[Any], object],
-        consume: Callable[[Handler[K_co, V_co]], ConsumeContext[K_co, V_co]],
+        consume: Callable[[Take[K_co, V_co]], ConsumeContext[K_co, V_co]],
         sent: Work | None = None,
     ) -> None:
-        """Prepares it; `start` begins. `consume(take)` begins to receive, on a thread that calls `take(message)`.
+        """Prepares it; `start` begins. `consume(take)` begins to receive, on a thread that calls `take`.
         `sent`: what each worker process gets; None: the threads call the handler."""
         self._context, self._processing, self._consume = context, processing, consume
         self._handler, self._sent = handler, sent
@@ -139,9 +139,9 @@ class Process(Running[K_co, V_co]):
 
     # --- its threads
 
-    def _take(self, message: Message[K_co, V_co]) -> None:
+    def _take(self, coming: Iterator[Message[K_co, V_co]]) -> None:
         self._receiver = threading.current_thread()  # which calls the key function
-        self._processing.take(message)
+        self._processing.take(coming)
 
     def _watch(self) -> None:
         """Looks for claims that end, until the consume has ended and the last handler has returned."""

@@ -37,7 +37,8 @@ from marshal_py.client.receive.consuming import Consuming, report_failure
 from marshal_py.client.receive.receiving import Receiving
 from marshal_py.client.values.info import HandlerTimes, LaneInfo, ProcessStats
 from marshal_py.client.values.retry import Reject, Retry
-from marshal_py.protocol.claims import AtLeastOnce, Claim, ClaimPhase
+from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims.delivery import AtLeastOnce
 from marshal_py.protocol.wire.identity import Instant
 from marshal_py.transport.serialization import K_co, V_co
 
@@ -65,8 +66,8 @@ def _text_of(key: Hashable) -> str:
 
 
 class Processing(Generic[K_co, V_co]):
-    """The messages of one `process`, and what both fronts do with them. `changed` guards the lanes. It is never held
-    while the Marshal's lock is taken: the queue asks `end_of` under that."""
+    """The messages of one `process`, and what both fronts do with them. `changed` guards the lanes. Who needs the
+    Marshal's lock, too, takes that first: the queue asks `end_of` under it."""
 
     def __init__(self, receiving: Receiving, settings: Settings, draw: Callable[[], float] = random.random) -> None:
         """Prepares a process of the consumer that receives by `receiving`. `draw()`: a random number in [0, 1)."""
@@ -84,7 +85,7 @@ class Processing(Generic[K_co, V_co]):
         self._lanes = Lanes()
         self._worked_at = self._monotonic()
         self._share_bytes, self._timeout_s = driver.options.prefetch_bytes, driver.options.handler_timeout_s
-        # Until when a claim may deliver, in ns of the boot clock, and when that was found. Under the Marshal's lock.
+        # Until when a claim may deliver, in ns of the boot clock, and when that was found.
         self._gates: dict[Claim, tuple[int, Instant]] = {}
         self._begun_s: dict[int, float] = {}  # by id of a message that a handler has: since when
         self._at_work_s: dict[tuple[int, int], float] = {}  # by epoch and offset: when its handler last said so
@@ -155,28 +156,35 @@ class Processing(Generic[K_co, V_co]):
             held.end = end
         return held.end
 
-    def take(self, message: Message[K_co, V_co]) -> None:
-        """Puts a message that has come into its lane. What the key function raises ends the `process`; no handler had
-        the message, so it counts no delivery."""
-        key: LaneKey | None = None
+    def take(self, coming: Iterable[Message[K_co, V_co]]) -> None:
+        """Takes messages of a partition that come, and puts them into their lanes. What the key function raises ends
+        the `process`; no handler had the messages, so they count no delivery."""
+        with self._context.lock:  # so nobody finds them delivered, and not queued
+            messages = list(coming)
+            queue(messages, self._silent_since_ms)
+        keyed: list[tuple[LaneKey, AnyMessage]] = []
         try:
-            if not self.over:
+            for message in () if self.over else messages:
                 key = self._lane_of(message)
                 hash(key)
-        except Exception as error:
-            report_failure(self._driver, message, error)
+                keyed.append((key, message))
+        except BaseException as error:  # sys.exit() too: it would end this thread
+            report_failure(self._driver, messages[len(keyed)], error)
             self.fail(error)
-        with self._context.lock:
-            queue(message, self._silent_since_ms)
+        behind: list[tuple[AnyMessage | None, AnyMessage]] = []
         with self._lock:
-            parked = self._lanes.parked_before(key, message) if self.draining and key is not None else None
-            if not self.over and key is not None and parked is None:
+            if self.over:
+                behind = [(None, message) for message in messages]
+            for key, message in () if self.over else keyed:
+                if self.draining and (parked := self._lanes.parked_before(key, message)) is not None:
+                    behind.append((parked, message))
+                    continue
                 if self.settings.batch is not None and message.delivery_count > 1:
                     self._filling_since = -math.inf  # it comes alone, and waits for nothing
                 self._lanes.add(key, message)
-                self.changed.notify()
-                return
-        self._put_behind(parked, [message])
+            self.changed.notify(len(messages))
+        for before, message in behind:
+            self._put_behind(before, [message])
 
     def _put_behind(self, parked: AnyMessage | None, messages: Iterable[AnyMessage]) -> None:
         """Gives back messages that wait, until the one is due that is tried again before them; without one, because all
@@ -196,60 +204,65 @@ class Processing(Generic[K_co, V_co]):
             self._reopen()
         while True:
             self._worked_at = self._monotonic()
-            with self._lock:
+            with self._context.lock, self._lock:
                 message = None if self.over else self._lanes.next()
                 if message is None:
                     return None, bool(self._lanes.shut)
-                follows = self._lanes.follows_dead(message)
-            may = self._may_begin(message)
-            if may and not follows:
-                self._begun_s[id(message)] = self._worked_at
+                begins = self._begins(message)
+            if begins:
                 return message, False
-            if may is None:
-                with self._lock:
-                    self._lanes.put_back(message)
-            else:
-                self._finish(message, ended=bool(may) and message.term(FOLLOWS))
+            if begins is False:
+                self._pass_over(message)
 
     def _reopen(self) -> None:
         """Has the lanes of claims begin again whose gate has opened, or which are over."""
-        with self._lock:
-            shut = list(self._lanes.shut)
-        with self._context.lock:
-            now, may_deliver, paused = (
-                self._context.clock.now(),
-                self._driver.member.may_deliver,
-                self._queue.user_paused,
-            )
-            opened = [one for one in shut if one.sealed or (one.tp not in paused and may_deliver(one.epoch, now))]
-        with self._lock:
-            for claim in opened:
-                self._lanes.reopen(claim)
+        with self._context.lock, self._lock:
+            now, member, paused = self._context.clock.now(), self._driver.member, self._queue.user_paused
+            for claim in list(self._lanes.shut):
+                if claim.sealed or (claim.tp not in paused and member.may_deliver(claim.epoch, now)):
+                    self._lanes.reopen(claim)
+
+    def _begins(self, message: AnyMessage) -> bool | None:
+        """Has a message that works begin, if a handler may have it now. None: it waits again, because its gate is shut.
+        False: pass over it. Called with both locks held, so that no Release is sent in between."""
+        may = self._may_begin(message)
+        if may is None:
+            self._lanes.put_back(message)
+        elif may and (may := not self._lanes.follows_dead(message)):
+            self._begun_s[id(message)] = self._worked_at
+        return may
+
+    def _pass_over(self, message: AnyMessage) -> None:
+        """Ends a message that follows a dead letter of its key; without a claim it is of no concern any more."""
+        self._finish(message, ended=not claim_of(message).sealed and message.term(FOLLOWS))
 
     def _may_begin(self, message: AnyMessage) -> bool | None:
         """Tells whether a handler may begin with a message now. None: later. False: its partition has moved.
 
         As in an iteration, the clocks of the lease are read every GATE_MS, and the boot clock alone in between."""
         claim, clock = claim_of(message), self._context.clock
-        with self._context.lock:
-            if claim.tp in self._queue.user_paused:
-                return None
-            until_ns, now = self._gates.get(claim, (0, None))
-            if now is None or claim.one_by_one or claim.phase is not ClaimPhase.OPEN or clock.boot_ns() >= until_ns:
-                now = clock.now()
-                open_ms = self._driver.member.open_ms(claim.epoch, now)
-                self._gates[claim] = (now.boot_ms + min(open_ms, GATE_MS)) * 1_000_000, now
-                if open_ms <= 0:
-                    return False if claim.sealed else None
-            begin(message, now.mono_ms)
-            return True
+        if claim.tp in self._queue.user_paused:
+            return None
+        until_ns, now = self._gates.get(claim, (0, None))
+        if now is None or claim.one_by_one or claim.phase is not ClaimPhase.OPEN or clock.boot_ns() >= until_ns:
+            now = clock.now()
+            open_ms = self._driver.member.open_ms(claim.epoch, now)
+            self._gates[claim] = (now.boot_ms + min(open_ms, GATE_MS)) * 1_000_000, now
+            if open_ms <= 0:
+                return False if claim.sealed else None
+        begin(message, now.mono_ms)
+        return True
 
     def settle(self, message: Message[K_co, V_co], error: BaseException | None, *, ends: bool | None = None) -> None:
         """Carries out a handler's answer: it returned (`error` None) or raised. `ends`: whether the error ends the
         `process` (None: as `retry_on` says). So does one that is raised here, as by an error that cannot be written as
         text."""
         try:
-            self._settle(message, error, ends)
+            if error is None:
+                message.ack()
+                self._finish(message, finished=1)
+            else:
+                self._refuse(message, error, ends)
         except BaseException as failure:
             self.fail(failure)
             with self._lock:
@@ -257,11 +270,8 @@ class Processing(Generic[K_co, V_co]):
                 self._lanes.drop(message)
             message.nak(0)
 
-    def _settle(self, message: Message[K_co, V_co], error: BaseException | None, ends: bool | None) -> None:
-        if error is None:
-            message.ack()
-            self._finish(message, finished=1)
-        elif isinstance(error, Reject) and not ends:
+    def _refuse(self, message: Message[K_co, V_co], error: BaseException, ends: bool | None) -> None:
+        if isinstance(error, Reject) and not ends:
             self._end(message, error.reason or "rejected by its handler")
         elif ends is False or (not ends and isinstance(error, (Retry, *self.settings.retry_on))):
             self._retry(message, error)
@@ -309,7 +319,7 @@ class Processing(Generic[K_co, V_co]):
         size, shut, alone = self.settings.batch or 1, False, False
         while len(batch) < size and not alone:
             self._worked_at = self._monotonic()
-            with self._lock:
+            with self._context.lock, self._lock:
                 shut = bool(self._lanes.shut)
                 message = None if self.over else (self._lanes.join(batch[-1]) if batch else None) or self._lanes.next()
                 if message is None:
@@ -319,18 +329,13 @@ class Processing(Generic[K_co, V_co]):
                     self._lanes.wait_again(message)
                     self.changed.notify()  # another worker may take it
                     break
-                follows = self._lanes.follows_dead(message)
-            may = self._may_begin(message)
-            if may and not follows:
-                self._begun_s[id(message)] = self._monotonic()
+                begins = self._begins(message)
+            if begins:
                 batch.append(message)
                 continue
             alone = False
-            if may is None:
-                with self._lock:
-                    self._lanes.put_back(message)
-            else:
-                self._finish(message, ended=bool(may) and message.term(FOLLOWS))
+            if begins is False:
+                self._pass_over(message)
         if batch:
             with self._lock:
                 self._batches += 1
@@ -398,13 +403,12 @@ class Processing(Generic[K_co, V_co]):
             self.changed.notify_all()
 
     def _finish(self, message: AnyMessage, finished: int = 0, ended: int = 0) -> None:
+        """Has the lane of a message go on. Whoever calls this looks next for what is ready, so nobody else is woken."""
         with self._lock:
             self._returned(message)
             self._finished += finished
             self._ended += ended
             self._lanes.done(message)
-            if self._lanes.ready:
-                self.changed.notify()
 
     def _returned(self, message: AnyMessage) -> None:
         self._worked_at = now_s = self._monotonic()
@@ -445,15 +449,11 @@ class Processing(Generic[K_co, V_co]):
     def look(self) -> None:
         """Forgets what waits of claims that are over. A handler that has been silent for the handler timeout, and has
         lost its claim, holds up its lane no more."""
-        with self._context.lock:
+        with self._context.lock, self._lock:
             claims, silent_s = len(self._driver.member.claims), self._monotonic() - self._timeout_s
             self._at_work_s = {place: said_s for place, said_s in self._at_work_s.items() if said_s > silent_s}
-        self._share_bytes = self._driver.options.prefetch_bytes // max(1, claims)
-        with self._lock:
-            parked = self._lanes.all_parked()
-        with self._context.lock:
-            done = [message for message in parked if is_done(message)]
-        with self._lock:
+            self._share_bytes = self._driver.options.prefetch_bytes // max(1, claims)
+            done = [message for message in self._lanes.all_parked() if is_done(message)]
             for message in done:  # acked elsewhere while it waited
                 self._lanes.unpark(message)
             over = [claim for claim in self._lanes.held if claim.sealed]

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import chain
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.messages.message import Message
-from marshal_py.client.receive.consuming import AWAIT_IT, Consuming, Handler, Reader, iterator_of, logger
+from marshal_py.client.receive.consuming import AWAIT_IT, Consuming, Handler, Reader, Take, iterator_of, logger
 from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S, Membership
 from marshal_py.client.receive.receiving import ConsumeDemand, Demand
 from marshal_py.client.values.requests import OnError
@@ -35,11 +35,12 @@ class ConsumeContext(Consuming[K_co, V_co]):
         queue: DeliveryQueue,
         demand: ConsumeDemand,
         runs: Callable[[Demand], Iterator[Iterator[Message[K_co, V_co]]]],
-        handler: Handler[K_co, V_co] | None,
+        handler: Handler[K_co, V_co] | Take[K_co, V_co] | None,
         on_error: OnError,
+        whole: bool,
     ) -> None:
         """Prepares a context for `start`. `runs(demand)` yields iterators over messages."""
-        super().__init__(consumer, queue, demand, handler, on_error)
+        super().__init__(consumer, queue, demand, handler, on_error, whole)
         self._runs = runs
         self._thread: threading.Thread | None = None
 
@@ -129,7 +130,9 @@ class ConsumeContext(Consuming[K_co, V_co]):
         handle, demand = self._handler, self._demand
         assert handle is not None
         try:
-            for message in chain.from_iterable(iterator_of(self._receive)):
+            runs = iterator_of(self._receive)
+            messages: Iterator[Any] = runs if self._whole else chain.from_iterable(runs)
+            for message in messages:
                 try:
                     result = handle(message)
                 except BaseException as error:  # sys.exit() too: it would end this thread and nobody would know

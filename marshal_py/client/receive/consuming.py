@@ -22,11 +22,13 @@ from marshal_py.client.receive.receiving import ConsumeDemand
 from marshal_py.client.values.info import awaited, taken
 from marshal_py.client.values.requests import OnError, check_wait
 from marshal_py.errors import AckNotConfirmed, ClaimLost, ConcurrentUse, ConsumerClosed, InvalidOption, ReentrantCall
+from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.transport.serialization import K_co, V_co
 
 logger: Final = logging.getLogger("marshal_py")
 
 Handler = Callable[[Message[K_co, V_co]], object]
+Take = Callable[[Iterator[Message[K_co, V_co]]], None]  # takes messages that come together
 AWAIT_IT: Final = "the consumer of marshal_py.aio awaits coroutine functions"
 ACKS_SLICE_S: Final = 0.02  # how often a drain looks whether the last messages are answered
 
@@ -51,13 +53,25 @@ def iterator_of(receive: Callable[[Reader], T]) -> T:
 
 def report_failure(driver: ConsumerDriver, message: Message[Any, Any], error: BaseException) -> None:
     """Publishes that a handler raised `error`, as the event `handler_failed`, and logs it once a minute per cause."""
-    topic, partition, offset = message.topic, message.partition, message.offset
+    member, place = driver.member, (message.topic, message.partition, message.offset)
     with driver.context.outbox, driver.context.lock:
         due = driver.handler_failures.due(_cause(error))
-        driver.advise("handler_failed", topic, partition, message.token.epoch, offset, text=repr(error))
+        driver.publish(
+            Advisory(
+                "handler_failed",
+                member.name,
+                member.options.client_id,
+                message.topic,
+                message.partition,
+                message.token.epoch,
+                message.offset,
+                text=repr(error),
+                session=member.session,
+                log=driver.log,
+            )
+        )
     if due:
-        at = driver.member.name, topic, partition, offset
-        logger.error("group %s: a handler failed on %s:%d at offset %d", *at, exc_info=error)
+        logger.error("group %s: a handler failed on %s:%d at offset %d", member.name, *place, exc_info=error)
 
 
 def _cause(error: BaseException) -> str:
@@ -76,13 +90,15 @@ class Consuming(Generic[K_co, V_co]):
         consumer: Membership,
         queue: DeliveryQueue,
         demand: ConsumeDemand,
-        handler: Handler[K_co, V_co] | None,
+        handler: Handler[K_co, V_co] | Take[K_co, V_co] | None,
         on_error: OnError,
+        whole: bool,
     ) -> None:
-        """Prepares it; nothing is received yet."""
+        """Prepares it; nothing is received yet. `whole`: `handler` is a Take, which reports its errors itself."""
         self._consumer, self._queue, self._demand = consumer, queue, demand
         self._context, self._driver, self._ending = consumer._context, consumer._driver, consumer._ending
-        self._handler, self._on_error = handler, on_error
+        self._handler: Callable[[Any], object] | None = handler
+        self._on_error, self._whole = on_error, whole
         self._reader: Reader | None = None  # the loop that receives; None between two loops
         self._dropped = False  # the buffer, by `stop`
         self._drained = False

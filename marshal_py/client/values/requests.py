@@ -91,12 +91,12 @@ class ConsumeRequest(NamedTuple):
 
 
 def check_consume(
-    max_messages: int | None,
-    max_bytes: int | None,
-    expires_s: float,
-    idle_heartbeat_s: float | None,
-    threshold_messages: int | None,
-    threshold_bytes: int | None,
+    max_messages: int | None = None,
+    max_bytes: int | None = None,
+    expires_s: float = CONSUME_EXPIRES_S,
+    idle_heartbeat_s: float | None = None,
+    threshold_messages: int | None = None,
+    threshold_bytes: int | None = None,
 ) -> ConsumeRequest:
     """Returns the request of a `consume`. Raises InvalidOption."""
     if max_messages is not None and max_bytes is not None:

@@ -118,8 +118,7 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
     if not group.sessions:
         if facts.lag:
             text = f"no consumer is there, and {facts.lag} messages wait"
-            advice = f"start one; why the last ones ended: marshal advisories {group.name} -n 5"
-            found.append(Standstill("no_consumer", text, advice))
+            found.append(Standstill("no_consumer", text, "start a consumer of this group"))
         return found
     found += _silent(group, facts.silent)
     found += _not_read(group)
@@ -208,8 +207,8 @@ def _silent(group: Group, silent: Mapping[int, int]) -> Iterator[Standstill]:
     yield Standstill(
         "silent",
         f"no sign of life of {first_of(words, NAMED_MAX)}",
-        "its process hangs, is gone, or may not write: its own log says which; any running consumer of this log evicts "
-        f"them: start one of this group, or: marshal evict {group.name} {min(silent)}",
+        "any running consumer of this log evicts them: start one of this "
+        f"group, or: marshal evict {group.name} {min(silent)}",
         sessions=tuple(sorted(silent)),
     )
 

@@ -1,0 +1,5 @@
+"""The coordination log as tables: verdicts, states, reports."""
+
+from typing import Final
+
+DOORS: Final = ("reports",)
