@@ -54,6 +54,19 @@ def test_a_handler_of_a_consume_does_not_keep_the_program_running() -> None:
     assert (done.returncode, done.stdout) == (0, "stopped\n")
 
 
+def test_a_handler_of_a_process_that_runs_does_not_keep_the_program_running() -> None:
+    program = LEFT_OPEN + (
+        "begun, never = threading.Event(), threading.Event()\n"
+        "consumer.process(lambda message: (begun.set(), never.wait()), workers=2)\n"
+        "from confluent_kafka import Producer\n"
+        "producer = Producer({'bootstrap.servers': broker.bootstrap_servers})\n"
+        "producer.produce('orders', b'1')\nproducer.flush(60)\n"
+        "assert begun.wait(60)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
+
+
 def test_a_program_that_does_not_ask_is_not_told() -> None:
     done = subprocess.run([sys.executable, "-c", LEFT_OPEN], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert "ResourceWarning" not in done.stderr
