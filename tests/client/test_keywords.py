@@ -97,9 +97,8 @@ def test_options_of_another_kind_are_refused(memory: MemoryTestCluster) -> None:
 
 def test_the_table_of_options_names_each_with_its_default() -> None:
     """And there are no more of them than a reader can take in."""
-    rows = re.findall(
-        r"^    (\w+) +(None|[\d,.]+(?: MiB)?|True|False|\{\}|[a-z_]+)(?=[\s:,(])", ConsumerOptions.__doc__ or "", re.M
-    )
+    shown_table = inspect.getdoc(ConsumerOptions) or ""
+    rows = re.findall(r"^ *(\w+) +(None|[\d,.]+(?: MiB)?|True|False|\{\}|[a-z_]+)(?=[\s:,(])", shown_table, re.M)
     table = {name: default.rstrip(",") for name, default in rows if name in ConsumerOptions.__dataclass_fields__}
     assert list(table) == list(ConsumerOptions.__dataclass_fields__), "in the order of the fields"
     options = ConsumerOptions()
