@@ -2,7 +2,7 @@
 #   make demo                               three consumers, a kill -9, a fourth consumer; about half a minute
 #   make demo ARGS="--html timeline.html"   and write who owned what as a page; ARGS=--help lists the options
 #   make pipeline                           orders through Kafka and Spark, about a minute; ARGS=--kill kills it midway
-#   make check                              lint, types and the tests that need neither Kafka nor Spark; 3 minutes
+#   make check                              lint, types and quick tests, of what needs neither Kafka nor Spark
 #   make test                               lint, types and every test but those of `make proof`
 #   make proof                              tests that take long and prove more of the same; before a release
 #   make test ARGS="tests/client -k lease"  some of the tests; ARGS are pytest's
@@ -31,7 +31,7 @@ VENV_STAMP := $(VENV)/.stamp-venv
 CORE_STAMP := $(VENV)/.stamp-core
 TEST_STAMP := $(VENV)/.stamp-test
 # All extras but schema-registry, of which the group `test` has the parts (pyproject.toml).
-TEST_EXTRAS := cli,delta,iceberg,metrics,otel,spark,testing
+TEST_EXTRAS := cli,delta,iceberg,keys,metrics,otel,spark,testing
 DOCS_STAMP := $(VENV)/.stamp-docs
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
@@ -52,22 +52,24 @@ lint: $(TEST_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Seven processes also on two cores, because tests wait for more than half of their time. `--quick` leaves out what needs
-# Kafka or Spark, and files of more than 3 CPU seconds (tests/support/file_scheduler.py). Tests start some hundred Python
+# Five processes also on two cores, because tests wait for more than half of their time. `--quick` leaves out what needs
+# Kafka or Spark, and files of more than 2 CPU seconds (tests/support/file_scheduler.py). Tests start some hundred Python
 # processes, and each would compile the package again if PYTHONDONTWRITEBYTECODE were set.
 check: lint
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 7 --dist loadfile --no-loadscope-reorder --quick $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder --quick $(ARGS)
 
 # One process begins with the files for Spark, one with those for Kafka, two with the rest
 # (tests/support/file_scheduler.py).
 test: lint
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# What is marked with `proof`: models beyond the smallest, benchmarks on Kafka beyond one, guides a second time on Kafka,
-# kills of Spark beyond those of the pipeline, Spark Connect, the oldest confluent-kafka, the site, the types as an
-# editor sees them, the page of a timeline in Chromium (Debian's package chromium), a minute of torture.
+# What is marked with `proof`: models beyond the smallest, more seeds, all planted bugs, more kills on Kafka, benchmarks on
+# it beyond one, guides a second time on it, kills of Spark beyond those of the pipeline, Spark Connect, the oldest
+# confluent-kafka, the site, the types as an editor sees them, the page of a timeline in Chromium (Debian's package
+# chromium), a minute of torture. Then more examples of the properties.
 proof: $(TEST_STAMP) $(DOCS_STAMP)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m proof $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --hypothesis-profile=proof tests/properties tests/protocol
 
 # `make proof` runs the tests of the transport and of a consumer's life also with the oldest confluent-kafka that
 # pyproject.toml allows; this runs them with every minor version since. Each version is fetched once, into

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.environment import BenchEnvironment, Result, Work
-from marshal_py.protocol.claims.delivery import AtLeastOnce, OffsetRun
+from marshal_py.protocol.claims import AtLeastOnce, OffsetRun
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.member import Member

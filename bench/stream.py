@@ -23,8 +23,7 @@ from marshal_py.log.observer import Observer
 from marshal_py.protocol.wire.records import Heartbeat
 from marshal_py.spark.stream.messages import spark_schema
 from marshal_py.spark.stream.options import READ_TIMEOUT_S, kafka_options
-from marshal_py.spark.stream.range_reader import RangePartition, read_ranges
-from marshal_py.spark.stream.tasks import Piece
+from marshal_py.spark.stream.range_reader import Piece, RangePartition, read_ranges
 from marshal_py.transport.kafka import KafkaTransport
 
 if TYPE_CHECKING:

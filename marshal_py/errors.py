@@ -29,6 +29,7 @@
     |   +-- ModeMismatch          the group and the consumer have different delivery modes
     |   +-- GroupDeleted          an admin deleted the group
     |   +-- GroupOpaque           the group holds records that only a newer library can read
+    |   +-- KeyNeeded             the group takes changes only from whom holds one of its admin keys
     |   +-- AdminBusy             another operation has paused the group
     |   +-- AdminFailed           the pause of an operation is over, or positions did not move, or may still move
     |   +-- SettingsChanged       another admin changed the group's settings at the same time
@@ -514,8 +515,22 @@ class GroupOpaque(PeerError):
     offset: int
     _TEXT = (
         "the coordination log of group {group!r} holds a record at offset {offset} that only a newer "
-        "marshal_py can read: upgrade this process"
+        "marshal_py can read: upgrade this process; if the group has admin keys, install marshal_py[keys]"
     )
+
+
+class KeyNeeded(PeerError):
+    """The group takes changes only from whom holds one of its admin keys (PROTOCOL.md F11.2). `given`: the public half
+    of the key that was given, or ""."""
+
+    group: str
+    keys: tuple[str, ...]
+    given: str
+
+    def sentence(self) -> str:
+        has = f"{self.given[:16]} is none of them" if self.given else "none was given"
+        known = ", ".join(key[:16] for key in self.keys)
+        return f"group {self.group!r} takes changes only from its admin keys ({known}), and {has}: --sign-with FILE"
 
 
 class AdminBusy(PeerError):

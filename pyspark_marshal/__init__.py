@@ -13,15 +13,14 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader
     from pyspark.sql.types import StructType
 
-    from marshal_py.spark.stream.backfills import BackfillOptions
-    from marshal_py.spark.stream.ranges import RangeOptions
+    from marshal_py.spark.stream.backfills import BackfillOptions, RangeOptions
     from marshal_py.spark.stream.stream_source import StreamReader
 
 
 class DefaultSource(DataSource):
     """A structured stream that is a member of a group (spark/stream/stream_source.py), or a batch read without group
     and claims: between two points (spark/stream/backfills.py), or of the option `ranges`, which claimed batches give
-    (spark/stream/ranges.py). Spark does not say which one it wants the schema of; the options do.
+    (spark/stream/backfills.py). Spark does not say which one it wants the schema of; the options do.
     """
 
     @classmethod
@@ -36,8 +35,7 @@ class DefaultSource(DataSource):
         return spark_schema(options.columns)  # raises InvalidOption at load()
 
     def _batch_options(self) -> BackfillOptions | RangeOptions:
-        from marshal_py.spark.stream.backfills import BackfillOptions
-        from marshal_py.spark.stream.ranges import RangeOptions
+        from marshal_py.spark.stream.backfills import BackfillOptions, RangeOptions
 
         return (RangeOptions if "ranges" in self.options else BackfillOptions).of(self.options)
 
@@ -54,9 +52,8 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Raises InvalidOption."""
-        from marshal_py.spark.stream.backfills import BackfillOptions, BackfillReader
+        from marshal_py.spark.stream.backfills import BackfillOptions, BackfillReader, RangesReader
         from marshal_py.spark.stream.messages import check_schema
-        from marshal_py.spark.stream.ranges import RangesReader
 
         options = self._batch_options()
         check_schema(schema.simpleString(), options.columns)

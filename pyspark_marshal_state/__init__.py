@@ -15,11 +15,11 @@ class DefaultSource(DataSource):
         return "marshal-state"
 
     def schema(self) -> StructType:
-        from marshal_py.spark.log import log_tables
+        from marshal_py.spark import log_tables
 
         return log_tables.state_schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from marshal_py.spark.log import log_tables
+        from marshal_py.spark import log_tables
 
         return log_tables.state_reader(self.options)

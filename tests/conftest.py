@@ -1,6 +1,7 @@
-"""For all tests: two hypothesis profiles, the plugins of tests/support, and a header with the versions of libraries.
+"""For all tests: hypothesis' profiles, the plugins of tests/support, and a header with the versions of libraries.
 
 `default`: the same examples on every machine and in every run, so that a failure is the same for everybody.
+`proof`: more of them, for `make proof`.
 `soak`: many more examples under a new seed, which the header shows with the option that repeats the run.
 
 A property takes its number of examples from the profile. `soak` proves nothing more of one that sets `max_examples`.
@@ -8,9 +9,11 @@ A property takes its number of examples from the profile. `soak` proves nothing 
 
 from __future__ import annotations
 
+import gc
 import platform
 import random
 import signal
+from collections.abc import Generator
 
 import confluent_kafka
 import hypothesis
@@ -28,12 +31,18 @@ pytest_plugins = [
     "pytester",
 ]
 
-SOAK_EXAMPLES_MAX = 1_000  # per property and round: ten times the default, minutes for all; `make soak` runs rounds
+SOAK_EXAMPLES_MAX = 1_000  # per property and round: minutes for all; `make soak` runs rounds
 
 # No deadline and no complaint about slow generation: both measure the machine, and test machines are shared.
-settings.register_profile(
-    "default", derandomize=True, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
+for _profile, _examples in (("default", 40), ("proof", 200)):
+    settings.register_profile(
+        _profile,
+        derandomize=True,
+        max_examples=_examples,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.register_profile(
     "soak",
     derandomize=False,
@@ -58,6 +67,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Draws the seed of a `soak` run, so that the header can show it before the first example."""
     if config.getoption("--hypothesis-profile") == "soak" and config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**64))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Lets Python's collector of garbage pass over what importing and listing all tests makes: it stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

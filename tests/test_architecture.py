@@ -40,7 +40,7 @@ ROOMS = {
     "protocol": ("wire", "fold", "policy", "claims", "time", "member", "duties"),
     "client": ("values", "connection", "messages", "delivery", "ranges", "driver", "receive", "process", "aio"),
     "admin": ("views", "plans"),
-    "spark": ("stream", "sinks", "log"),
+    "spark": ("stream", "sinks"),
     PROOF: ("oracle", "judge", "cluster", "mutants", "tools", "exhaustive", "commands"),
 }
 
@@ -141,6 +141,19 @@ class Module(NamedTuple):
         return room_of(self.name)
 
 
+class Code(NamedTuple):
+    """One file, parsed once for all rules. `nodes`: all of its tree, from the top."""
+
+    module: Module
+    tree: ast.Module
+    nodes: list[ast.AST]
+
+
+def code_of(module: Module) -> Code:
+    tree = ast.parse(module.text, filename=module.path)
+    return Code(module, tree, [*ast.walk(tree)])
+
+
 class Import(NamedTuple):
     target: ModuleName
     line: int
@@ -182,11 +195,10 @@ def modules_of(root: Path) -> list[Module]:
     return found
 
 
-def imports_of(module: Module, known: frozenset[ModuleName]) -> Iterator[Import]:
+def imports_of(code: Code, known: frozenset[ModuleName]) -> Iterator[Import]:
     """Every import of a file, resolved: `from .a import b` is the module `a.b` if there is one, otherwise `a`."""
-    tree = ast.parse(module.text, filename=module.path)
-    eager = set(tree.body)
-    for node in ast.walk(tree):
+    module, eager = code.module, set(code.tree.body)
+    for node in code.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(tuple(alias.name.split(".")), node.lineno, node not in eager)
@@ -208,13 +220,13 @@ def imports_of(module: Module, known: frozenset[ModuleName]) -> Iterator[Import]
                 yield Import(tuple(str(argument.value).split(".")), node.lineno)
 
 
-def doors_of(modules: list[Module]) -> dict[str, frozenset[str]]:
+def doors_of(codes: list[Code]) -> dict[str, frozenset[str]]:
     """The doors of each room: what its `__init__` lists as DOORS."""
     found = {}
-    for module in modules:
+    for module, tree, _ in codes:
         if not (module.is_package and module.room):
             continue
-        for node in ast.parse(module.text).body:
+        for node in tree.body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "DOORS":
                 assert node.value is not None
                 found[place_of(module.name)] = frozenset(ast.literal_eval(node.value))
@@ -314,13 +326,6 @@ def circle_violations(modules: list[Module], graph: Graph) -> Iterator[Violation
         yield Violation("circle", paths[first], 1, f"{way}; these import each other: {' '.join(files)}")
 
 
-class Code(NamedTuple):
-    """One file, parsed: what the rules about names and sizes ask of it."""
-
-    module: Module
-    tree: ast.Module
-
-
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name != "_" and name not in OF_NAMED_TUPLES
 
@@ -328,7 +333,7 @@ def is_private(name: str) -> bool:
 def own_names(code: Code) -> set[str]:
     """The private names that a file defines: functions, classes, variables, attributes of `self`."""
     found = set()
-    for node in ast.walk(code.tree):
+    for node in code.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -353,7 +358,7 @@ def private_violations(codes: list[Code]) -> Iterator[Violation]:
         path = code.module.path
         if place_of(code.module.name) == f"{PROOF}/mutants":
             continue
-        for node in ast.walk(code.tree):
+        for node in code.nodes:
             used = []
             if isinstance(node, ast.Attribute) and not is_own(node.value):
                 used = [node.attr]
@@ -375,7 +380,7 @@ def spread_violations(codes: list[Code]) -> Iterator[Violation]:
     lines = {}
     for code in codes:
         module, names = code.module, {}
-        for node in ast.walk(code.tree):
+        for node in code.nodes:
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     names[alias.asname or alias.name] = (*node.module.split("."), alias.name)
@@ -383,7 +388,7 @@ def spread_violations(codes: list[Code]) -> Iterator[Violation]:
             if isinstance(node, ast.ClassDef):
                 names[node.name] = (*module.name, node.name)
                 lines[names[node.name]] = node.lineno
-        for node in ast.walk(code.tree):
+        for node in code.nodes:
             if isinstance(node, ast.ClassDef):
                 for base in node.bases:
                     plain = base.value if isinstance(base, ast.Subscript) else base
@@ -401,7 +406,7 @@ def spread_violations(codes: list[Code]) -> Iterator[Violation]:
 
 def long_violations(codes: list[Code]) -> Iterator[Violation]:
     for code in codes:
-        for node in ast.walk(code.tree):
+        for node in code.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > FUNCTION_LINES_MAX:
@@ -422,12 +427,12 @@ def policy_violations(codes: list[Code]) -> Iterator[Violation]:
         if module.top == PROOF or module.path.startswith(POLICY_PLACES):
             continue
         given: set[ast.AST] = set()  # below a comparison with a policy, or a parameter that is one
-        for node in ast.walk(code.tree):
+        for node in code.nodes:
             if isinstance(node, ast.Compare) and any(map(is_policy, [node.left, *node.comparators])):
                 given.update(inner for side in node.comparators for inner in ast.walk(side))
             elif isinstance(node, ast.keyword) and node.arg == "policy":
                 given.update(ast.walk(node.value))
-        for node in ast.walk(code.tree):
+        for node in code.nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in POLICY_NAMES:
                 if node.value not in USUAL or node in given:
                     text = f"spells the policy {node.value}: ask its value (protocol/fold/policies.py)"
@@ -451,12 +456,14 @@ def budget_violations(modules: list[Module], budgets: Mapping[str, int]) -> Iter
 
 
 def violations(root: Path, budgets: Mapping[str, int] | None = None) -> list[Violation]:
-    modules = modules_of(root)
+    codes = [code_of(module) for module in modules_of(root)]
+    modules = [code.module for code in codes]
     known = frozenset(module.name for module in modules)
-    doors = doors_of(modules)
+    doors = doors_of(codes)
     graph: Graph = {name: set() for name in known}
     found = []
-    for module in modules:
+    for code in codes:
+        module = code.module
         if module.top not in (*PACKAGES, *PUBLIC_MODULES, PROOF):
             found.append(
                 Violation("place", module.path, 1, f"{module.top} is neither a known package nor a public module")
@@ -468,7 +475,7 @@ def violations(root: Path, budgets: Mapping[str, int] | None = None) -> list[Vio
         for part in module.name[1:]:
             if part.strip("_") in EMPTY_NAMES:
                 found.append(Violation("name", module.path, 1, f"{part} does not say what is in it"))
-        for target, line, is_lazy in imports_of(module, known):
+        for target, line, is_lazy in imports_of(code, known):
             if target in known and top_of(target) == module.top:  # across packages, the order forbids circles
                 graph[module.name].add(target)
             broken = [*broken_by(module, target, is_lazy)]
@@ -476,7 +483,6 @@ def violations(root: Path, budgets: Mapping[str, int] | None = None) -> list[Vio
                 broken += broken_by_rooms(module, target, doors)
             found.extend(Violation(rule, module.path, line, message) for rule, message in broken)
     found.extend(circle_violations(modules, graph))
-    codes = [Code(module, ast.parse(module.text, filename=module.path)) for module in modules]
     found += [*private_violations(codes), *spread_violations(codes), *long_violations(codes), *policy_violations(codes)]
     if budgets is not None:
         found.extend(budget_violations(modules, budgets))
@@ -579,8 +585,12 @@ PLANTED = [
     ("order", "marshal_py/client/driver/loop.py", "from marshal_py.admin import marshal"),
     ("order", "marshal_py/admin/plan.py", "def run():\n    from marshal_py.cli import main"),
     ("order", "marshal_py/admin/plan.py", "if TYPE_CHECKING:\n    from marshal_py.cli.state import state"),
-    ("order", "marshal_py/admin/plan.py", "from importlib import import_module\nimport_module('marshal_py.spark.log')"),
-    ("order", "marshal_py/spark/stream/ranges.py", "__import__('marshal_py.cli')"),
+    (
+        "order",
+        "marshal_py/admin/plan.py",
+        "from importlib import import_module\nimport_module('marshal_py.spark.reports')",
+    ),
+    ("order", "marshal_py/spark/stream/backfills.py", "__import__('marshal_py.cli')"),
     ("order", "marshal_sim/cluster/clock.py", "from marshal_py.cli import main"),
     ("order", "marshal_sim/cluster/clock.py", "from marshal_py.testing import make_message"),
     # nothing inside imports a public module
@@ -615,7 +625,7 @@ PLANTED = [
     ("place", "marshal_py/client/lobby/__init__.py", ""),
     # (c) who uses the Kafka client
     ("kafka", "marshal_py/client/driver/loop.py", "import confluent_kafka"),
-    ("kafka", "marshal_py/spark/stream/ranges.py", "from confluent_kafka import Consumer"),
+    ("kafka", "marshal_py/spark/stream/backfills.py", "from confluent_kafka import Consumer"),
     ("kafka", "marshal_py/cli/produce.py", "def run():\n    from confluent_kafka.admin import AdminClient"),
     ("kafka", "marshal_py/__init__.py", "import confluent_kafka as kafka"),
     ("kafka", "marshal_sim/oracle/wire.py", "import confluent_kafka"),

@@ -33,8 +33,7 @@ def test_a_file_may_take_four_times_its_budget_and_half_a_minute(cpu_s: float, t
         assert bool(file_times.exceeded({"tests/a.py": (cpu_s, 0.0)}, budget)) is told
 
 
-@pytest.mark.parametrize("processes", [[], ["-n", "2"]], ids=["one", "two"])
-@pytest.mark.parametrize("budget", [0.1, 100.0])
+@pytest.mark.parametrize(("processes", "budget"), [([], 0.1), (["-n", "2"], 0.1), (["-n", "2"], 100.0)], ids=str)
 def test_a_run_beyond_the_budget_fails(
     processes: list[str], budget: float, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,6 @@
-"""Every Python block of the README and of docs/ is run: here in this process, by tests/kafka on Apache Kafka."""
+"""Every Python block of the README and of docs/ is run: here in memory, or on the embedded broker if it has to
+connect; by tests/kafka on Apache Kafka.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from tests.support.pages import ROOT, blocks, pages
 
 GUIDES: Final = guides_of(guide_programs, guide_services)
 # They use other processes, or confluent-kafka, which cannot connect to a cluster in memory.
-CONNECTING: Final = {
+_CONNECTING: Final = {
     "first_program",
     "iteration_until_a_signal",
     "each_effect_once",
@@ -27,12 +29,12 @@ CONNECTING: Final = {
     "lines_with_a_time",
     "a_key_of_a_subject",
 }
-IN_MEMORY: Final = {name: guide for name, guide in GUIDES.items() if name not in CONNECTING}
+CONNECTING: Final = {name: guide for name, guide in GUIDES.items() if name in _CONNECTING}
+IN_MEMORY: Final = {name: guide for name, guide in GUIDES.items() if name not in _CONNECTING}
 # The tests that run all blocks of a page (None) or one block in Spark, and the block that pytest loads as conftest.py.
 ELSEWHERE: Final = {
     ("docs/spark.md", None): "tests/spark/test_docs.py",
     ("docs/spark-reference.md", None): "tests/spark/test_formats_guide.py",
-    ("docs/process.md", 4): "tests/kafka/test_process_service.py",
     ("docs/testing.md", 0): "tests/testing/test_plugin.py",
     ("docs/testing.md", 8): "tests/testing/test_plugin.py",
 }
@@ -41,7 +43,7 @@ PROGRAMS: Final = {("examples/service.py", 0)}  # of docs/consumer.md
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory: pytest.TempPathFactory, postgres: str) -> Iterator[dict[str, Future[None]]]:
-    with started(GUIDES, EmbeddedCluster, tmp_path_factory, postgres) as results:
+    with started(CONNECTING, EmbeddedCluster, tmp_path_factory, postgres) as results:
         yield results
 
 
@@ -51,7 +53,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory, postgres: str) -> Iterator[
         yield results
 
 
-@pytest.mark.parametrize("name", GUIDES)
+@pytest.mark.parametrize("name", CONNECTING)
 def test_a_program_on_the_embedded_broker(embedded: dict[str, Future[None]], name: str) -> None:
     embedded[name].result(PROGRAM_S)
 

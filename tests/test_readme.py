@@ -27,6 +27,7 @@ README = (ROOT / "README.md").read_text()
 FENCING_PAGE = (ROOT / "docs" / "acks.md").read_text()
 README_LINES_MAX = 120
 WORDS_MAX = {"PROTOCOL.md": 6_600, "CONTRIBUTING.md": 1_100}  # one sitting each: 35 minutes, and 6
+DOCS_WORDS_MAX = 30_000  # without the marks of tables, which `wc -w` counts, too
 DEADLINE_S = 60
 
 
@@ -105,6 +106,12 @@ def test_a_page_can_be_read_in_one_sitting(page: str) -> None:
     """What another implementation need not obey belongs into docs/protocol/; a newcomer needs little."""
     words = [word for word in (ROOT / page).read_text(encoding="utf-8").split() if re.search(r"\w", word)]
     assert 500 < len(words) <= WORDS_MAX[page]
+
+
+def test_the_pages_are_short_together() -> None:
+    """What is added to a page is taken from it elsewhere."""
+    text = " ".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
+    assert len([word for word in text.split() if re.search(r"\w", word)]) <= DOCS_WORDS_MAX
 
 
 def test_the_index_lists_every_page() -> None:

@@ -24,6 +24,7 @@ PAGES = (
     "docs/protocol/assignment.md",
     "docs/protocol/tools.md",
     "docs/protocol/snapshots.md",
+    "docs/protocol/keys.md",
 )
 NAMED = re.compile(r"([A-Z]\d+(?:\.\d+)?(?:, [A-Z]\d+(?:\.\d+)?)*): ")
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from marshal_py.client.marshal import VERSION
 from marshal_py.errors import FileUnusable
-from marshal_py.history.describe import as_dict
+from marshal_py.history.explain import as_dict
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World

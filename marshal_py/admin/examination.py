@@ -21,10 +21,10 @@ from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMis
 from marshal_py.log import foreign_topics
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group
-from marshal_py.transport.connection_errors import UNKNOWN_PRINCIPAL, principal_of
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_admin import KafkaAdmin
 from marshal_py.transport.ports import ALL_CAPABILITIES
+from marshal_py.transport.settings import UNKNOWN_PRINCIPAL, principal_of
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, KEEP_FOREVER, SAFE_BROKERS, grow_command
 
 SETTINGS_OF_CLUSTERS: Final = ("replication factor", "min.insync.replicas", "unclean.leader.election.enable")

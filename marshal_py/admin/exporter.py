@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from marshal_py.admin.views import exposition
 from marshal_py.admin.watch import Watch
-from marshal_py.client.metrics_address import port_error
+from marshal_py.client.metrics import port_error
 from marshal_py.errors import MarshalError
 
 STALE_MS: Final = 60_000  # then an autoscaler gets an error, on which it holds the scale, if the next refresh is late

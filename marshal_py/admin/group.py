@@ -39,6 +39,7 @@ from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group as GroupState
 from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.signatures import SigningKey
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import Transport
 
@@ -99,8 +100,11 @@ class Group:
         *,
         timeout_s: float = TIMEOUT_S,
         author: Author | None = None,
+        key: SigningKey | None = None,
     ) -> None:
+        """`key`: signs what you change in a group with admin keys."""
         self.name = name
+        self._key = key
         self._transport, self._topic, self._timeout_s, self._author = transport, coordination_topic, timeout_s, author
         self._connections: ExitStack | None = None  # in `connected`
         self._kept: OperationRunner | None = None  # the connection of that context, once there is one
@@ -123,7 +127,7 @@ class Group:
             self._kept.refresh()
             yield self._checked(self._kept, founding)
             return
-        opened = OperationRunner(self._transport, self._topic, self.name, self._timeout_s, self._author)
+        opened = OperationRunner(self._transport, self._topic, self.name, self._timeout_s, self._author, self._key)
         if self._connections is not None:
             self._kept = self._connections.enter_context(opened)
             yield self._checked(opened, founding)
@@ -202,8 +206,8 @@ class Group:
         returned: -1 if it has none.
 
         The settings are the fields of GroupConfig, which describes them: `delivery`, `policy`, `on_topic_recreated`,
-        `max_members`, `members`, `mappings`, `priority_groups`, `priority_timeout_s`, `failover_s`, `lag_weighted`.
-        Raises AlreadyExists, InvalidOption.
+        `max_members`, `members`, `mappings`, `priority_groups`, `priority_timeout_s`, `failover_s`, `lag_weighted`,
+        `admin_keys`. Raises AlreadyExists, InvalidOption, KeyNeeded.
         """
         return self._settle(_named(settings), Terms(reason), watcher, create=True)
 
@@ -442,16 +446,18 @@ class Group:
         """Deletes the group and its positions. Returns False if it was deleted already. Raises MembersAlive.
 
         `force` pauses it and deletes it with its live consumers, which end with GroupDeleted when they have released
-        what they own. If that fails, AdminBusy or AdminGaveUp is raised, and nothing is deleted.
+        what they own. A group with admin keys is paused in any case. If a pause fails, AdminBusy or AdminGaveUp is
+        raised, and nothing is deleted.
         """
         with self.runner() as runner:
-            if force:
-                forced = DeletionPlan(runner.context, Terms(reason))
-                runner.run(forced, watcher)
-                return forced.changed_at != NONE
-            plan = RemovePlan(runner.context, Terms(reason))
-            runner.run(plan, watcher)
-            return plan.deleted_at != NONE
+            if not force:
+                plan = RemovePlan(runner.context, Terms(reason))
+                runner.run(plan, watcher)
+                if not _state(runner).keys:
+                    return plan.deleted_at != NONE
+            paused = DeletionPlan(runner.context, Terms(reason), force)
+            runner.run(paused, watcher)
+            return paused.changed_at != NONE
 
 
 def _state(runner: OperationRunner) -> GroupState:

@@ -200,7 +200,7 @@ class Marshal(marshal.Marshal):
     def _group(self, name: str, verb: str) -> Group:
         self._context.check_call("Marshal", verb, waits=True)
         check_id("group", name)
-        return Group(self.transport, name, self.coordination_topic)
+        return Group(self.transport, name, self.coordination_topic, key=self._key)
 
 
 connect: Final = Marshal.connect

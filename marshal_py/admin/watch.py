@@ -25,8 +25,7 @@ from marshal_py.admin.views.overview import SKEW_MS
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.errors import AccessDenied, ClusterUnreachable, MarshalError, RangeLost
 from marshal_py.history.advisories import Advisories
-from marshal_py.history.consumption_rate import WINDOW_MS, ConsumptionRate
-from marshal_py.history.lag_series import told_lag
+from marshal_py.history.lag import WINDOW_MS, ConsumptionRate, told_lag
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.waiting import Standstill, standstills
@@ -350,7 +349,8 @@ class Judgement(NamedTuple):
     def notices(self, group: str) -> tuple[str, ...]:
         """Returns it in words, for who knows which group it is."""
         deaths, *others = (
-            [f"{one.found}; {one.advice}" for one in each] for each in (self.deaths, self.held_up, self.slow)
+            [f"{one.found}; {one.advice}" for one in each if one.level != "ok"]
+            for each in (self.deaths, self.held_up, self.slow)
         )
         return tuple(text.removeprefix(f"{group!r}: ") for text in chain(deaths, map(str, self.causes), *others))
 

@@ -11,16 +11,7 @@ from msgspec import structs
 
 from marshal_py.cli import output
 from marshal_py.cli.documents import Time, prints, time_of, with_fields
-from marshal_py.cli.options import (
-    NOBODY,
-    ReadLineOptions,
-    Since,
-    Until,
-    command,
-    require_group,
-    say_where_it_begins,
-    since_of,
-)
+from marshal_py.cli.options import NOBODY, ReadLineOptions, Since, Until, command, require_group, say_where_it_begins
 from marshal_py.history.advisories import to_text
 from marshal_py.log.observer import Judged
 from marshal_py.protocol.fold.world import World
@@ -78,7 +69,7 @@ def advisories(
                 if until_ms is None or one.time_ms <= until_ms:
                     yield one
 
-        since_ms, until_ms = since_of(since), since_of(until)
+        since_ms, until_ms = options.moment(since), options.moment(until)
         found = observer.newest(group, told, count, since_ms)
         require_group(observer, group, follow and options.dump is None)
         say_where_it_begins(observer)

@@ -100,6 +100,10 @@ COMMANDS: Final = {
     "log": Command("Look into the coordination topic.", "log"),
     "groups": Command("Administer groups.", "groups"),
     "members": Command("Administer the consumers of a group.", "members"),
+    "keygen": Command(
+        "Make a key for --sign-with, and print its public half, for `marshal groups update --admin-key`.",
+        "keygen keygen EXAMPLE",
+    ),
     "schema": Command(
         "Print the JSON Schema of what a command prints with --json; without COMMAND, the names of all of them.",
         "schema schema EXAMPLE",

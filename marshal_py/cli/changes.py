@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
@@ -18,8 +19,10 @@ from marshal_py.admin.plans.operation import Progress
 from marshal_py.cli import output
 from marshal_py.cli.documents import with_fields
 from marshal_py.cli.options import CommonOptions
+from marshal_py.client.values import keys
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.identity import Instant
+from marshal_py.protocol.wire.signatures import SigningKey
 from marshal_py.transport.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -29,6 +32,12 @@ GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
 SessionName = Annotated[str, typer.Argument(metavar="SESSION", help="Its number, its client id or its member name.")]
 Reason = Annotated[str, typer.Option("--reason", help="For people; it is kept in the log.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change; write nothing.")]
+SignWith = Annotated[
+    Path | None,
+    typer.Option(
+        "--sign-with", metavar="FILE", exists=True, dir_okay=False, help="Your key, if the group has admin keys."
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Take any running pause; its admin's operation fails.")]
 Adopt = Annotated[
@@ -73,6 +82,10 @@ class DryRunOptions(CommonOptions):
     ALSO_PRINTS = (Planned,)
     reason: Reason = ""
     dry_run: DryRun = False
+    sign_with: SignWith = None
+
+    def key(self) -> SigningKey | None:
+        return None if self.sign_with is None else keys.read(self.sign_with)
 
     def showed_dry_run(self, name: str, look: Callable[[], Impact]) -> bool:
         """With --dry-run, prints what the command would do and returns True. Without it, returns False. `look` returns

@@ -99,7 +99,8 @@ def _look(options: ReadOptions, group: str, limits: Limits) -> GroupCheck:
 
 
 def _headline(found: GroupCheck) -> str:
-    said = "; ".join(dict.fromkeys(one.name for one in found.checks)) or "every partition is consumed"
+    names = dict.fromkeys(one.name for one in found.checks if one.level != "ok")
+    said = "; ".join(names if _judged(found) else (one.found for one in found.checks)) or "every partition is consumed"
     figures = []
     if found.sessions is not None:
         figures += [f"{found.sessions} consumers", f"{found.owned} partitions owned, {found.free} free"]
@@ -108,10 +109,15 @@ def _headline(found: GroupCheck) -> str:
     return f"{WORDS[found.level]} {found.group}: {said}" + (f" ({', '.join(figures)})" if figures else "")
 
 
+def _judged(found: GroupCheck) -> bool:
+    """Returns whether there was a group to judge. Else its one finding says why not, and no figure is known."""
+    return found.sessions is not None
+
+
 def as_text(found: GroupCheck, limits: Limits) -> Iterator[str]:
     """Yields one line for people, then one for each finding."""
     yield _headline(found)
-    for one in found.checks:
+    for one in found.checks if _judged(found) else ():
         yield f"{one.level:7}  {one.name}: {one.found}" + (f"  -> {one.advice}" if one.advice else "")
 
 
@@ -128,7 +134,7 @@ def as_nagios(found: GroupCheck, limits: Limits) -> Iterator[str]:
         bounds = f";;{most:g};0" if most is not None else ""
         if value is not None or most is not None:
             data.append(f"{name}={'U' if value is None else f'{value:g}{unit}'}{bounds}")
-    said = _headline(found) + "".join(f"; {one.found}" for one in found.checks)
+    said = _headline(found) + "".join(f"; {one.found}" for one in found.checks if _judged(found))
     yield f"MARSHAL {said.replace('|', '/')}" + (f" | {' '.join(data)}" if data else "")
 
 

@@ -15,10 +15,9 @@ from marshal_py.cli.decoding import DecodingOptions
 from marshal_py.cli.documents import prints
 from marshal_py.cli.options import command
 from marshal_py.client.driver import last_wills
-from marshal_py.client.exporter import serve
 from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.messages.message import Message
-from marshal_py.client.metrics_address import LOOPBACK, metrics_url
+from marshal_py.client.metrics import LOOPBACK, metrics_url, serve
 from marshal_py.client.signals import stop_on_signals
 from marshal_py.client.values import position_text
 from marshal_py.client.values.options import HEARTBEAT_INTERVAL_S

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -21,7 +20,6 @@ from marshal_py.client.driver import divergence_report
 from marshal_py.client.values.position_text import EARLIEST, OFFSET, moment_of, parse
 from marshal_py.errors import GroupDeleted, InvalidOption
 from marshal_py.history import explain as history
-from marshal_py.history import state_differences
 from marshal_py.history.explain import LINES_MAX, Cut, Explanation, Line, Standing
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import World
@@ -114,7 +112,7 @@ class Divergence(Struct, frozen=True):
     client_id: str
     reason: str
     left_out: int
-    differences: list[state_differences.Differing]
+    differences: list[history.Differing]
 
 
 @command
@@ -168,8 +166,8 @@ def explain(
 def _show(
     options: ReadTableOptions, group: str, partition: str | None, at: str | None, since: str | None, count: int
 ) -> None:
-    cut = Cut() if at is None else _cut(at)
-    begin = cut if since is None else Cut(0) if since == EARLIEST else _cut(since)
+    cut = Cut() if at is None else _cut(at, options.now_ms)
+    begin = cut if since is None else Cut(0) if since == EARLIEST else _cut(since, options.now_ms)
     if partition is not None:
         _explain(options, group, partition, cut, begin, count)
     elif since is not None:
@@ -308,7 +306,7 @@ def _diff(options: ReadTableOptions, group: str, earlier: Cut, later: Cut) -> No
 
 def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord], as_json: bool) -> None:
     """Prints how the state that a diverged client saved differs from what the log folds to at the same offset."""
-    group, at_offset, found = kept["group"], kept["at_offset"], state_differences.compare_with_log(kept, world, records)
+    group, at_offset, found = kept["group"], kept["at_offset"], history.compare_with_log(kept, world, records)
     if found is None:
         raise output.CommandFailed(
             f"the state is of offset {at_offset} of log {kept['log']}, incarnation "
@@ -405,13 +403,13 @@ def _known(group: str, options: ReadOptions) -> dict[str, int]:
         return {name: known.count for name, known in state.topics.items()}
 
 
-def _cut(text: str) -> Cut:
+def _cut(text: str, now_ms: Callable[[], int]) -> Cut:
     with suppress(InvalidOption):
         found = parse(text).rest
         if found is not None and found.kind == OFFSET:
             return Cut(offset=found.number)
     with suppress(ValueError):
-        return Cut(time_ms=moment_of(text, time.time_ns() // 1_000_000))
+        return Cut(time_ms=moment_of(text, now_ms()))
     raise typer.BadParameter(f"{text!r} is no ISO-8601 time, no time like 14:05 or -5m, and no offset")
 
 

@@ -15,7 +15,7 @@ from marshal_py.admin.watch import Watch
 from marshal_py.cli import output
 from marshal_py.cli.documents import prints
 from marshal_py.cli.options import CommonOptions, command
-from marshal_py.client.metrics_address import LOOPBACK, metrics_url
+from marshal_py.client.metrics import LOOPBACK, metrics_url
 
 LATE_S: Final = 5.0  # more than two refreshes: longer than one of 500 groups takes
 SWITCH_S: Final = 0.0005  # Python's 5 ms, some ten times per request, would add up while a refresh runs

@@ -100,11 +100,22 @@ class SettingOptions:
         ),
     ] = None
 
+    admin_keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--admin-key",
+            metavar="KEY",
+            help="Who alone may administer the group, by --sign-with: a public key of `marshal keygen`. Give it for "
+            "each one: they replace those that there are. none: whoever may write to the coordination topic.",
+        ),
+    ] = None
+
     def wanted(self) -> dict[str, Any]:
         """Returns the settings that were given, by name. Raises InvalidOption for a value that cannot be."""
         given = {name: getattr(self, name, None) for name in NAMES}
         given["mappings"] = changes.mappings(self.mappings or [])
-        return check_settings({name: value for name, value in given.items() if value not in (None, [], {})})
+        found = {name: value for name, value in given.items() if value not in (None, [], {})}
+        return check_settings(found | ({"admin_keys": []} if self.admin_keys == [EVERYBODY] else {}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +193,7 @@ class Deleted(Struct, frozen=True):
     deleted: bool
 
 
+EVERYBODY: Final = "none"  # the admin key of a group that whoever may write may administer
 ELSEWHERE: Final = {"paused", "parked", "silent"}  # causes that other words of a group's state tell
 
 app: Final = typer.Typer(help="Administer groups.", no_args_is_help=True, rich_markup_mode=None)

@@ -11,7 +11,7 @@ from marshal_py.cli import output
 from marshal_py.cli.documents import Time, time_of
 from marshal_py.cli.options import ReadTableOptions
 from marshal_py.cli.timeline import period_in, unknown_group
-from marshal_py.history.lag_series import grows_since
+from marshal_py.history.lag import grows_since
 from marshal_py.log.pictures import lag_over_time
 
 WIDTH: Final = 48  # characters of a line

@@ -25,9 +25,8 @@ from marshal_py.cli.options import (
     command,
     require_group,
     say_where_it_begins,
-    since_of,
 )
-from marshal_py.history.describe import as_dict, describe
+from marshal_py.history.explain import as_dict, describe
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.records import Heartbeat, Record
@@ -120,7 +119,7 @@ def tail(
         def told(_world: World, records: Iterator[Judged]) -> Iterator[Judged]:
             return (judged for judged in records if _concerns(judged, group, hidden))
 
-        since_ms = since_of(since)
+        since_ms = options.moment(since)
         found = observer.newest(group, told, count, since_ms)
         require_group(observer, group, follow and options.dump is None)
         say_where_it_begins(observer)

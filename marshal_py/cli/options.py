@@ -27,12 +27,14 @@ from marshal_py.client.values.position_text import moment_of
 from marshal_py.errors import InvalidOption, first_of
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.wire.identity import NONE, check_topic
-from marshal_py.transport.dump import memory_transport
+from marshal_py.transport.dump import Header, memory_transport
 from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.memory import MemoryTransport
 
 if TYPE_CHECKING:
     from marshal_py.admin.group import Group
     from marshal_py.admin.watch import Watch
+    from marshal_py.protocol.wire.signatures import SigningKey
 
 LOGS_NAMED: Final = 5  # how many logs a line names
 _PARAMETER: Final = "options"
@@ -138,11 +140,15 @@ class CommonOptions:
         """Returns a reader of the cluster's coordination topic."""
         return Observer(self.transport(), self.coordination_topic, self.timeout)
 
+    def key(self) -> SigningKey | None:
+        """Returns the key of --sign-with, which only commands that change a group have."""
+        return None
+
     def group(self, name: str) -> Group:
         """Returns the operations on a group. The command keeps one connection for all of them."""
         from marshal_py.admin.group import Group  # and with it all of the client, which commands that look do without
 
-        group = Group(self.transport(), name, self.coordination_topic)
+        group = Group(self.transport(), name, self.coordination_topic, key=self.key())
         return self._open.enter_context(group.connected())
 
     @functools.cached_property
@@ -171,8 +177,25 @@ class ReadOptions(CommonOptions):
         """Returns a reader of the coordination topic or, with --dump, of the topic that the dump contains."""
         if self.dump is None:
             return super().observer()
-        header, transport = memory_transport(self.dump)
+        header, transport = self._dumped
         return Observer(transport, header.topic)
+
+    @functools.cached_property
+    def _dumped(self) -> tuple[Header, MemoryTransport]:
+        assert self.dump is not None
+        return memory_transport(self.dump)
+
+    def now_ms(self) -> int:
+        """Returns the time from which `-5m` and `14:05` count, in ms since 1970: of a dump, that of its newest record,
+        whenever somebody reads it."""
+        if self.dump is None:
+            return time.time_ns() // 1_000_000
+        with self.observer() as observer:
+            return observer.newest_ms()
+
+    def moment(self, text: str | None) -> int | None:
+        """Returns the ms since 1970 that a TIME option names. Raises ValueError."""
+        return None if text is None else moment_of(text, self.now_ms())
 
     @contextmanager
     def watch(self, group: str | None, states: bool = False) -> Iterator[Watch]:
@@ -365,9 +388,9 @@ def require_group(observer: Observer | None, group: str | None, wait: bool = Fal
     output.say(f"{missing}; waiting for its first consumer")
 
 
-def since_of(text: str | None, now_ms: int | None = None) -> int | None:
-    """Returns the ms since 1970 that a TIME option names. `now_ms`: of a dump, its end. Raises ValueError."""
-    return None if text is None else moment_of(text, time.time_ns() // 1_000_000 if now_ms is None else now_ms)
+def since_of(text: str | None) -> int | None:
+    """Returns the ms since 1970 that a TIME option of a command without dumps names. Raises ValueError."""
+    return None if text is None else moment_of(text, time.time_ns() // 1_000_000)
 
 
 def say_where_it_begins(observer: Observer) -> None:

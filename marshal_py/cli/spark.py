@@ -56,7 +56,7 @@ def report(
     docs/spark-reference.md lists them.
     """
     require_spark()
-    from marshal_py.spark.log import reports
+    from marshal_py.spark import reports
     from marshal_py.spark.stream.options import as_options
 
     moment = None if at is None else _time(at)

@@ -171,7 +171,7 @@ def _lag(options: ReadTableOptions, group: str) -> None:
 
 def _group_row(one: GroupHealth) -> dict[str, Any]:
     """Returns a row of all groups: the figures, and what is wrong in one text."""
-    said = ", ".join(dict.fromkeys(check.name for check in one.findings))
+    said = ", ".join(dict.fromkeys(check.name for check in one.findings if check.level != "ok"))
     return {name: said or None if name == "found" else getattr(one, name) for name in GROUP_FIELDS}
 
 
@@ -253,6 +253,7 @@ def _settings(options: ReadTableOptions, group: str) -> None:
         "lag weights": "yes" if found.lag_weighted else None,
         "priority group": ", ".join(one.name for one in found.priority_groups) or None,
         "on topic recreated": found.on_topic_recreated,
+        "admin keys": ", ".join(found.admin_keys) or None,
         "settings from": f"offset {origin.offset}, by {origin.by or 'somebody'}" if origin else None,
         "pause": overview.paused(found.pause) if found.pause else None,
         "topics": ", ".join(f"{name} ({count} partitions)" for name, count in found.topics.items()),

@@ -13,10 +13,9 @@ from marshal_py.cli import changes, output
 from marshal_py.cli.documents import Time, prints, time_of
 from marshal_py.cli.options import NOBODY, CommonOptions, Force, ReadOptions, Since, Until, command, require_group
 from marshal_py.client.values.position_text import moment_of
-from marshal_py.history.page import page
-from marshal_py.history.picture import Picture
+from marshal_py.history.picture import Picture, page
 from marshal_py.log.observer import Observer
-from marshal_py.log.pictures import Period, newest_ms, picture_of
+from marshal_py.log.pictures import Period, picture_of
 
 EXAMPLE: Final = output.example("marshal timeline billing --since -1h -o billing.html")
 HOUR_MS: Final = 3_600_000
@@ -87,7 +86,7 @@ def period_in(options: ReadOptions, observer: Observer, group: str, since: str |
     """Returns the period that --since and --until name. Raises CommandFailed without a log."""
     if observer.root is None:
         raise output.CommandFailed(NOBODY)
-    now_ms = observer.as_of_ms if options.dump is None else newest_ms(observer, group)
+    now_ms = observer.as_of_ms if options.dump is None else observer.newest_ms()
     to_ms = now_ms if until is None else moment_of(until, now_ms)
     usual_from_ms = to_ms - HOUR_MS if options.dump is None else 0
     from_ms = usual_from_ms if since is None else moment_of(since, now_ms)

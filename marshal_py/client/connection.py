@@ -15,13 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
 
-from marshal_py.client.values.info import ClaimInfo
-from marshal_py.client.values.options import ConsumerOptions, RetentionPolicy
+from marshal_py.client.values.options import RetentionPolicy
 from marshal_py.errors import (
     BackgroundThreadEnded,
     ClusterUnreachable,
@@ -31,8 +30,6 @@ from marshal_py.errors import (
     ReentrantCall,
     UsedAfterFork,
 )
-from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.member.member_state import Ready
 from marshal_py.transport.clock import mono_ms
 from marshal_py.transport.ports import Clock, ClusterAdmin, CoordinationLog
 
@@ -305,43 +302,6 @@ class Repeats:
         return True
 
 
-# --- Which callbacks of one consumer's options a tick of its member leads to, in which order.
-#
-# They run on the thread of `Callbacks`. A consumer is active while it owns a partition.
-
-
-class UserCallbacks:
-    """Submits the callbacks of one consumer, and knows whether its user was told that it is active."""
-
-    def __init__(
-        self,
-        options: ConsumerOptions,
-        submit: Callable[[Callable[[], object]], None],
-        claim_info: Callable[[Claim], ClaimInfo],
-    ) -> None:
-        self._options, self._submit, self._claim_info = options, submit, claim_info
-        self._active = False
-
-    def notify(self, ready: Ready, active: bool) -> None:
-        """Submits what a tick led to. `active`: whether the consumer owns a partition after it."""
-        options, submit = self._options, self._submit
-        if options.on_lost is not None:
-            for claim, reason in ready.lost:
-                if claim.told:
-                    submit(partial(options.on_lost, self._claim_info(claim), reason))
-        if active != self._active:
-            self._active = active
-            changed = options.on_activated if active else options.on_deactivated
-            if changed is not None:
-                submit(changed)
-        if options.on_claim is not None:
-            for claim in ready.claimed:
-                submit(partial(options.on_claim, self._claim_info(claim)))
-        if options.on_revoking is not None:
-            for claim in ready.revoking:
-                submit(partial(options.on_revoking, self._claim_info(claim)))
-
-
 # --- Hands records to the producer in the order in which they were decided, but not under the Marshal's lock
 #
 # They are put into the outbox under the lock. The thread that leaves the lock then produces them, so that librdkafka
@@ -472,58 +432,39 @@ class Changes(threading.Condition):
 POLL_S_MAX: Final = 0.1  # a waiting thread wakes up at least that often, as other threads may make a step due earlier
 
 
+@dataclass(eq=False)
 class Context:
-    """What the loop, the consumers and the log maintenance of one Marshal share."""
+    """What the loop, the consumers and the log maintenance of one Marshal share. Its background thread starts later."""
 
     coordination: CoordinationLog
     admin: ClusterAdmin
     clock: Clock
-    servers: str
-    topic: str
-    draw: Callable[[int], bytes]
+    servers: str  # for errors
+    topic: str  # for coordination
+    draw: Callable[[int], bytes]  # n -> n random bytes
     retention: RetentionPolicy
     callbacks: Calls
-    monotonic: Callable[[], float]
-    new_worker: Callable[[str], Tasks]
-    logger: logging.Logger
+    monotonic: Callable[[], float] = time.monotonic  # seconds, by which calls wait
+    new_worker: Callable[[str], Tasks] = Worker  # name -> what runs tasks that wait for the cluster
+    logger: logging.Logger = LOGGER
 
-    def __init__(
-        self,
-        coordination: CoordinationLog,
-        admin: ClusterAdmin,
-        clock: Clock,
-        servers: str,
-        topic: str,
-        draw: Callable[[int], bytes],
-        retention: RetentionPolicy,
-        callbacks: Calls,
-        monotonic: Callable[[], float] = time.monotonic,
-        new_worker: Callable[[str], Tasks] = Worker,
-        logger: logging.Logger = LOGGER,
-    ) -> None:
-        """Makes a context whose background thread has not started. `servers`: for errors. `topic`: for coordination.
-        `draw(n)`: n random bytes. `monotonic`: seconds, by which calls wait. `new_worker(name)`: what runs tasks that
-        wait for the cluster."""
-        self.coordination, self.admin, self.clock = coordination, admin, clock
-        self.servers, self.topic, self.draw = servers, topic, draw
-        self.retention, self.callbacks = retention, callbacks
-        self.monotonic, self.new_worker, self.logger = monotonic, new_worker, logger
+    def __post_init__(self) -> None:
         lock = threading.RLock()
         self.lock: AbstractContextManager[object] = lock
         self._held: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]  # as threading.Condition asks it
-        self.outbox: Outbox = Outbox(coordination, self._held)
+        self.outbox: Outbox = Outbox(self.coordination, self._held)
         self._changes = Changes(lock, self.outbox)
         self.changed: threading.Condition = self._changes
         self.stalls: Stalls = Stalls()
-        self.end_budget: EndBudget = EndBudget(monotonic)
-        self.worker: Tasks = new_worker("marshal-worker")
+        self.end_budget: EndBudget = EndBudget(self.monotonic)
+        self.worker: Tasks = self.new_worker("marshal-worker")
         # Reads take seconds, and no consumer's start may wait for them.
-        self.history_worker: Tasks = new_worker("marshal-history")
+        self.history_worker: Tasks = self.new_worker("marshal-history")
         self.broken: dict[int, CoordinationError] = {}  # logs that cannot be trusted any more, with the reason
         self.ended: BackgroundThreadEnded | None = None  # what every method raises once the thread is gone
         self.closed: bool = False  # the Marshal: what still waits, such as a join, waits in vain
         self.thread: threading.Thread | None = None  # the background thread
-        self.heard_ms: int = clock.now().mono_ms  # when the newest record of a coordination log was read
+        self.heard_ms: int = self.clock.now().mono_ms  # when the newest record of a coordination log was read
         self.pid: int = os.getpid()
         watch_forks(self)
 

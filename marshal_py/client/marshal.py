@@ -15,12 +15,13 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
 
 from marshal_py.client.connection import Callbacks, Context
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.delivery.fetched_claims import FetchedClaims
+from marshal_py.client.delivery.delivery_queue import FetchedClaims
 from marshal_py.client.delivery.prefetch import FILLED_SHARE
 from marshal_py.client.driver import last_wills
 from marshal_py.client.driver.consumer_driver import ConsumerDriver, check_count, find_topics
@@ -30,7 +31,7 @@ from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.planner import Planner
 from marshal_py.client.ranges import PlannedClaims
 from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S, Ending, Membership, fenced
-from marshal_py.client.values import position_text
+from marshal_py.client.values import keys, position_text
 from marshal_py.client.values.options import (
     CONNECT_TIMEOUT_S,
     COORDINATION_TOPIC,
@@ -50,6 +51,7 @@ from marshal_py.protocol.member import rebalance
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import NONE, check_id, route
 from marshal_py.protocol.wire.records import PARTITION_MAX, Genesis
+from marshal_py.protocol.wire.signatures import SigningKey
 from marshal_py.protocol.wire.subscription import EXCEPT, has_patterns, matches, names_of
 from marshal_py.topics import changes
 from marshal_py.transport.connecting import check_timeout
@@ -261,8 +263,10 @@ class Marshal:
         retention: RetentionPolicy,
         callbacks: Callbacks,
         witness: str = "",
+        key: SigningKey | None = None,
     ) -> None:
         self.client_id = client_id
+        self._key = key
         self.coordination_topic = topic
         self.transport = transport
         self._timeout_s = timeout_s
@@ -324,6 +328,7 @@ class Marshal:
         statistics_interval_ms: int = 0,
         evidence_dir: str | None = None,
         last_will: str = "auto",
+        sign_with: str | PathLike[str] | None = None,
     ) -> Self:
         """Connects to a cluster, and creates or checks the coordination topic (PROTOCOL.md L1).
 
@@ -334,13 +339,11 @@ class Marshal:
         `snapshot_every_records`: consumers write a snapshot of their log about that often.
         `history_kept_s`: where Kafka lets them, consumers delete records that are older than this and older than the
         two newest confirmed snapshots.
-        `statistics_interval_ms`: how often librdkafka's clients report their statistics to `Marshal.metrics`; 0 is
-        never.
-        `evidence_dir`: where a consumer that ends with Diverged saves its state; by default the system's temporary
-        folder.
-
+        `statistics_interval_ms`: how often librdkafka's clients report statistics to `Marshal.metrics`; 0: never.
+        `evidence_dir`: where a consumer that ends with Diverged saves its state; by default where temporary files are.
         `last_will`: who ends the sessions of this process if it dies, so that others take over at once: "auto" is the
         `marshal run` around this process, if there is one; "process" is a small process that this call starts; "off".
+        `sign_with`: a file of `marshal keygen`; changes of groups that have admin keys are signed with it.
 
         `error_cb`, `stats_cb` and `logger` among the settings are called on the thread "marshal-callbacks". While no
         broker answers, a line in the log of this process says every 5 s why.
@@ -364,6 +367,7 @@ class Marshal:
         in_memory = named is not None or isinstance(servers_or_config, MemoryTransport)
         settings = servers_or_config if isinstance(servers_or_config, Mapping) else {}
         witness = last_wills.check(last_will, settings, reachable=not in_memory)
+        key = None if sign_with is None else keys.read(sign_with)
         callbacks = Callbacks()
         try:
             transport: KafkaTransport | MemoryTransport
@@ -374,9 +378,8 @@ class Marshal:
             else:
                 transport = KafkaTransport(servers_or_config, timeout_s, callbacks.submit)
                 transport.collect_statistics(statistics_interval_ms)
-            return cls(
-                transport, given, coordination_topic, coordination_partitions, timeout_s, retention, callbacks, witness
-            )
+            topic = (coordination_topic, coordination_partitions)
+            return cls(transport, given, *topic, timeout_s, retention, callbacks, witness, key)
         except BaseException:
             callbacks.close(0.0)
             raise

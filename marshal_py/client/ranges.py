@@ -20,10 +20,9 @@ from typing import Any, Final, NamedTuple
 from msgspec import structs
 
 from marshal_py.client.connection import Ask, Context, TaskSteps
-from marshal_py.client.delivery.fetched_claims import positions_of
+from marshal_py.client.delivery.delivery_queue import positions_of
 from marshal_py.client.values.options import ConsumerOptions
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.claims import AtLeastOnce, AtMostOnce, Claim, ClaimPhase, OffsetRun
 from marshal_py.protocol.fold.world import Partition
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.fencing_token import Token
@@ -372,8 +371,8 @@ class UnfetchedSource:
         self._inner = fetching
         self.ends: dict[TopicPartition, int] = {}
 
-    def learn_leaders(self, topics: Iterable[str]) -> None:
-        self._inner.learn_leaders(topics)
+    def learn_leaders(self, topics: Iterable[str], anew: bool = False) -> None:
+        self._inner.learn_leaders(topics, anew)
 
     def end_offset(self, tp: TopicPartition) -> int:
         return self.ends.get(tp, -1)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, cast
 
 from msgspec import Struct, field
 
-from marshal_py.protocol.claims.claim import suspicion
+from marshal_py.protocol.claims import suspicion
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.member.advisory import PROBE, Advisory, AdvisoryKind, GroupEvents, silence, unpinned_by

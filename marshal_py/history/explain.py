@@ -1,20 +1,25 @@
-"""Explains a partition's owner and position at a point of the log by the records that led there; compares two points.
+"""Says what a log did, in sentences and as values: one verdict, why a partition is as it is, how states differ. Pure.
 
-The caller passes a world and the raw records that follow it: a fresh world and the whole log, or the world of a
-snapshot and the rest of the log. The records are folded up to the cut. A record belongs to the story if it changed the
-partition or tried to. Pure.
+To explain, the caller passes a world and the raw records that follow it: a fresh world and the whole log, or the world
+of a snapshot and the rest of the log. The records are folded up to the cut. A record belongs to a partition's story if
+it changed the partition or tried to.
+
+A client that diverged saves its state as plain values (client/driver/divergence_report.py), and `marshal explain
+--state` compares it with the log. Fields are named as in PROTOCOL.md, 5; record bodies appear as their hashes in hex,
+as in the digest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-from marshal_py.errors import InvalidOption
-from marshal_py.history.describe import as_dict, describe
+from msgspec import Struct
+
+from marshal_py.errors import InvalidOption, first_of
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.rationalizer import Outcome, Verdict
-from marshal_py.protocol.fold.world import Group, Span, World
+from marshal_py.protocol.fold.world import Group, Partition, Span, World
 from marshal_py.protocol.member.waiting import unserved
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import (
@@ -22,6 +27,7 @@ from marshal_py.protocol.wire.records import (
     ClaimingMessages,
     ClaimingPartition,
     Evict,
+    Genesis,
     GroupConfig,
     Heartbeat,
     Join,
@@ -32,9 +38,172 @@ from marshal_py.protocol.wire.records import (
     ReleasingPartition,
     SeekingPartition,
     SetPosition,
+    Snapshot,
     StepDown,
     Topology,
 )
+
+MOVES_SHOWN: Final = 3  # of a SetPosition, in its sentence
+
+# Each reason of PROTOCOL.md as the end of a sentence. A reason that is missing here is printed as it is.
+REASONS: Final = {
+    "garbage": "no record of this topic",
+    "misrouted": "its group belongs to another log",
+    "opaque": "its group holds records of a newer library",
+    "malformed": "its content breaks the format",
+    "genesis": "the log has its beginning already",
+    "deleted": "the group is deleted",
+    "session": "its session has ended, or never was",
+    "instance": "a live session has this instance already",
+    "claim": "the claim has ended, or was another session's",
+    "held": "somebody owns it",
+    "parked": "nobody may claim it until somebody has looked at it",
+    "observed": "something had changed since its sender looked",
+    "paused": "the group is paused",
+    "topology": "there is no such partition",
+    "start": "it names no start position",
+    "mode": "the group has the other delivery mode",
+    "config": "the consumer does not fit the group's settings",
+    "unsigned": "the group has admin keys, and it is not signed",
+    "key": "its key is not one of the group's",
+    "signature": "its signature is false",
+    "lifelong": "these settings are for the group's whole life",
+    "from": "the position had moved",
+    "range": "the range is empty, too long, or not the claim's",
+    "waited": "its sender has not waited long enough",
+    "token": "it names no running pause",
+    "empty": "it moves nothing",
+    "repeats": "it names a partition twice",
+    "same": "it changes nothing",
+    "sessions": "consumers are alive",
+    "predecessor": "the session that it replaces is another client's",
+}
+
+
+def describe(verdict: Verdict, clients: Mapping[int, str] = {}) -> str:
+    """Returns one line: what the record asked for and, unless it was accepted, why that did not happen. `clients`: the
+    client ids of sessions, as far as they are to be named."""
+    what = "something unreadable" if verdict.record is None else _request(verdict.record, clients)
+    if verdict.outcome is Outcome.ACCEPTED:
+        return what
+    reason = REASONS.get(verdict.reason, verdict.reason)
+    if verdict.reason == "paused" and isinstance(verdict.record, SetPosition):
+        reason = "the group is not paused"
+    return f"{what}: {verdict.outcome.name.lower()}, {reason}"
+
+
+def as_dict(verdict: Verdict) -> dict[str, Any]:
+    """Returns everything that the verdict says, in JSON's types. Byte strings are hex."""
+    record = verdict.record
+    return {
+        "offset": verdict.offset,
+        "group": verdict.group,
+        "type": type(record).__name__ if record is not None else None,
+        "fields": _fields(record) if record is not None else {},
+        "verdict": verdict.outcome.name.lower(),
+        "reason": verdict.reason,
+    }
+
+
+def _fields(record: Struct) -> dict[str, Any]:
+    return {name.rstrip("_"): _plain(getattr(record, name)) for name in record.__struct_fields__}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Struct():
+            return _fields(value)
+        case bytes():
+            return value.hex()
+        case tuple() | list():
+            return [_plain(item) for item in value]
+    return value
+
+
+def _request(record: Record, clients: Mapping[int, str]) -> str:
+    """Returns what the sender of a record asked for, as a sentence."""
+    match record:
+        case Join() | Heartbeat() | Leave() | Evict() | StepDown():
+            return _session_request(record, clients)
+        case ClaimingPartition() | ReleasingPartition() | SeekingPartition() | ClaimingMessages():
+            return _claim_request(record, clients)
+        case Genesis():
+            return f"the log begins: incarnation {record.incarnation.hex()}, {record.partitions} partitions"
+        case ReleaseGroup():
+            if record.duration_ms == 0:
+                return "the pause ends"
+            return f"the group pauses for {record.duration_ms / 1000:g} s{_because(record.reason)}{_by(record.by)}"
+        case SetPosition():
+            moves = first_of((f"{m.topic}:{m.partition} to {m.position}" for m in record.moves), MOVES_SHOWN)
+            return f"positions move: {moves}{_by(record.by)}"
+        case Topology():
+            named = f", id {record.topic_id}" if record.topic_id else ""
+            return f"topic {record.topic} has {record.partitions} partitions{named}"
+        case GroupConfig():
+            return f"the group is deleted{_by(record.by)}" if record.deleted else f"settings change{_by(record.by)}"
+        case Note():
+            return _note_request(record)
+        case Snapshot():
+            return f"snapshot at {record.at}, part {record.chunk + 1} of {record.chunks}"
+
+
+def _session(number: int, clients: Mapping[int, str]) -> str:
+    return f"session {number} ({clients[number]})" if number in clients else f"session {number}"
+
+
+def _session_request(record: Join | Heartbeat | Leave | Evict | StepDown, clients: Mapping[int, str]) -> str:
+    who = "" if isinstance(record, Join) else _session(record.session, clients)
+    match record:
+        case Join():
+            mode = MODE_NAMES[record.mode].replace("_", " ")
+            return f"{record.client_id} joins, {mode}, for {', '.join(record.topics) or 'no topic'}"
+        case Heartbeat():
+            news = f", {len(record.claims)} positions" if record.claims else ""
+            return f"{who} is alive{news}"
+        case Leave():
+            return f"{who} leaves{_because(record.reason)}"
+        case Evict():
+            return f"{who} is evicted after {record.waited_ms / 1000:g} s of silence{_by(record.by)}"
+        case StepDown():
+            return f"{who} steps down{_because(record.reason)}{_by(record.by)}"
+
+
+def _claim_request(
+    record: ClaimingPartition | ReleasingPartition | SeekingPartition | ClaimingMessages, clients: Mapping[int, str]
+) -> str:
+    who = _session(record.session, clients)
+    match record:
+        case ClaimingPartition():
+            what = f"{record.topic}:{record.partition}" if record.partition >= 0 else record.topic or "the pin"
+            start = f", starting at {record.start}" if record.start != NONE else ""
+            return f"{who} claims {what}{start}"
+        case ReleasingPartition():
+            at = f" at {record.position}" if record.position != NONE else ""
+            successor = f" for {_session(record.successor, clients)}" if record.successor != NONE else ""
+            back = f", gives back from {record.give} on" if record.observed not in (NONE, record.give) else ""
+            parked = f", parked: {record.parked}" if record.parked else ""
+            return f"{who} releases claim {record.epoch}{at}{successor}{_because(record.reason)}{back}{parked}"
+        case SeekingPartition():
+            return f"{who} seeks to {record.position} under claim {record.epoch}"
+        case ClaimingMessages():
+            first = record.ranges[0]
+            more = f" and of {len(record.ranges) - 1} more" if len(record.ranges) > 1 else ""
+            return f"{who} takes messages {first.start} to {first.to - 1} of claim {first.epoch}{more}"
+
+
+def _note_request(record: Note) -> str:
+    where = f" {record.topic}:{record.partition}" if record.topic else ""
+    span = f" {record.from_} to {record.to}" if record.from_ != NONE else ""
+    return f"note: {record.kind}{where}{span}{_because(record.text)}"
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""
+
+
+def _by(who: str) -> str:
+    return f", by {who}" if who else ""
+
 
 NOTABLE: Final = (Join, Leave, Evict, StepDown, ReleaseGroup, SetPosition, GroupConfig, Topology)  # what a diff tells
 LINES_MAX: Final = 20  # how many lines a story has; older lines are only counted
@@ -371,3 +540,95 @@ def _snapshot(world: World, name: str) -> _Snapshot:
             "topic_ids": {topic: state.id for topic, state in sorted(group.topics.items())},
         },
     )
+
+
+NO_LIMIT: Final = 10**9  # sessions or partitions: nothing is left out of the log's own state
+PARTITION_FIELDS: Final = (
+    "owner",
+    "epoch",
+    "position",
+    "generation",
+    "version",
+    "last_owner",
+    "successor",
+    "lag",
+    "in_flight",
+    "attempts",
+    "floor",
+    "parked",
+)
+
+
+class Differing(NamedTuple):
+    """A field that differs: `held` in the client's state, `log` in the log's; None where it is missing."""
+
+    entry: str  # group, topic orders, session 41, partition orders:0
+    field: str
+    held: Any
+    log: Any
+
+
+def plain_state(group: Group | None, entries_max: int) -> dict[str, dict[str, Any]]:
+    """Returns the fields by entry ("session 41") of a group, its topics, sessions and partitions; {} without one. At
+    most `entries_max` sessions, the oldest, and partitions, the first."""
+    if group is None:
+        return {}
+    found: dict[str, dict[str, Any]] = {
+        "group": {
+            "mode": group.mode,
+            "pause_change": group.pause_change,
+            "pause_duration_ms": group.pause_duration_ms,
+            "config_offset": group.config_offset,
+            "config": f"{group.config_hash:016x}",
+            "opaque_at": group.opaque_at,
+        }
+    }
+    for name, topic in sorted(group.topics.items()):
+        found[f"topic {name}"] = {"count": topic.count, "first_count": topic.first_count, "offset": topic.offset}
+    for _, session in sorted(group.sessions.items())[:entries_max]:
+        found[f"session {session.id}"] = {
+            "client_id": session.join.client_id,
+            "join": f"{session.join_hash:016x}",
+            "extended": session.extended,
+            "mark": session.mark,
+            "ready": list(session.ready),
+        }
+    for tp, partition in sorted(group.partitions.items())[:entries_max]:
+        found[f"partition {tp}"] = _partition(partition)
+    return found
+
+
+def _partition(partition: Partition) -> dict[str, int]:
+    return {name: getattr(partition, name) for name in PARTITION_FIELDS}
+
+
+def left_out(group: Group | None, entries_max: int) -> int:
+    """Returns how many sessions and partitions `plain_state` leaves out with the same `entries_max`."""
+    if group is None:
+        return 0
+    return sum(max(0, len(entries) - entries_max) for entries in (group.sessions, group.partitions))
+
+
+def differences(
+    held: dict[str, dict[str, Any]], log: dict[str, dict[str, Any]], whole: bool = True
+) -> Iterator[Differing]:
+    """Yields what differs between two results of `plain_state`. `whole`: `held` has every entry; else only its entries
+    count."""
+    entries = held.keys() | log.keys() if whole else held.keys()
+    for entry in sorted(entries):
+        mine, other = held.get(entry, {}), log.get(entry, {})
+        for field in dict.fromkeys([*mine, *other]):
+            if mine.get(field) != other.get(field):
+                yield Differing(entry, field, mine.get(field), other.get(field))
+
+
+def compare_with_log(kept: Mapping[str, Any], world: World, records: Iterable[RawRecord]) -> list[Differing] | None:
+    """Returns how the state that a diverged client `kept` in its file differs from the log at the same offset; None if
+    the log does not reach it or is another one. `world`: folded to where `records` begin. Raises CoordinationError."""
+    for _ in fold(world, records, Cut(kept["at_offset"])):
+        pass
+    known = world.genesis.incarnation.hex() if world.genesis is not None else ""
+    if world.next_offset != kept["at_offset"] + 1 or known != kept["incarnation"]:
+        return None
+    log = plain_state(world.groups.get(kept["group"]), NO_LIMIT)
+    return list(differences(kept["state"], log, whole=not kept["left_out"]))

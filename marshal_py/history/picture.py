@@ -1,22 +1,26 @@
-"""Turns a group's log into what a page draws of it: lanes, spans, marks, lag over time, and every record. Pure.
+"""Turns a group's log into a page: lanes, spans, marks, lag over time, and every record. Pure; timeline.html draws it.
 
-A lane is a partition. What happened comes from the rows of timeline.py, and a record's sentence from describe.py. Pages
-are files that people mail, so a record takes few bytes: sentences and fields that differ in their numbers alone share a
-form, and a record names its form and has the numbers.
+A lane is a partition. What happened comes from the rows of timeline.py, and a record's sentence from explain.py. Pages
+are files that people mail and load nothing, so a record takes few bytes: sentences and fields that differ in their
+numbers alone share a form, and a record names its form and has the numbers.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from importlib.resources import files
 from typing import Any, Final, NamedTuple, TypeVar
-from zlib import crc32
+from zlib import compress, crc32
 
+import msgspec
 from msgspec import Struct
 
-from marshal_py.history.describe import as_dict, describe
-from marshal_py.history.lag_series import EndsAt, PositionSampler
+from marshal_py.history.explain import as_dict, describe
+from marshal_py.history.lag import EndsAt, PositionSampler
 from marshal_py.history.tables import GapRow, IntervalRow, LostRow, MoveRow, PauseRow, Row, SessionRow
 from marshal_py.history.timeline import Timeline
 from marshal_py.protocol.fold.rationalizer import Verdict
@@ -307,3 +311,13 @@ def _begin(span: Span) -> float:
 
 def _end(span: Span) -> float:
     return float("inf") if span.to_ms is None else span.to_ms
+
+
+TEMPLATE: Final = "timeline.html"
+
+
+def page(title: str, pictures: Sequence[Picture], notes: Sequence[str] = ()) -> str:
+    """Returns the page. `pictures`: of one group each, of which it shows one at a time. `notes`: paragraphs below."""
+    data = b64encode(compress(msgspec.json.encode({"title": title, "notes": notes, "pictures": pictures}))).decode()
+    before, between, after = files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8").split("@@")
+    return f"{before}{escape(title)}{between}{data}{after}"

@@ -242,6 +242,11 @@ class Observer:
         """Returns the timestamps of single records, in ms since 1970, by offset. Deleted ones are left out."""
         return {at: record.timestamp_ms for at, record in replay.records_at(self._reader.log, log, offsets).items()}
 
+    def newest_ms(self) -> int:
+        """Returns the timestamp of the newest record of any log, which is the present of a dump; 0 without one."""
+        ends = self.bounds(self.logs_of(None))
+        return max((ms for log, each in ends.items() for ms in self.times_of(log, [each.end - 1]).values()), default=0)
+
     def _begin(self, log: int, bounds: Bounds, back: bool, at: int | None = None) -> None:
         root = self._reader.root_of(log)
         if back:

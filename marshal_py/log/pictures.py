@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from marshal_py.history.lag_series import LagSeries, PositionSampler
+from marshal_py.history.lag import LagSeries, PositionSampler
 from marshal_py.history.picture import Picture, PictureReader
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold import rationalizer
@@ -48,14 +48,6 @@ def lag_over_time(observer: Observer, group: str, period: Period) -> LagSeries |
         rationalizer.apply(world, record.offset, record.value)
     known = world.groups.get(group)
     return None if known is None else sampler.series(known, observer.ends_at)
-
-
-def newest_ms(observer: Observer, group: str) -> int:
-    """Returns the timestamp of the newest record of the group's log, which is the present of a dump; 0 if there is
-    none."""
-    logs = observer.logs_of(group)
-    ends = {log: bounds.end - 1 for log, bounds in observer.bounds(logs).items()}
-    return max((at for log, end in ends.items() for at in observer.times_of(log, [end]).values()), default=0)
 
 
 def _reach(observer: Observer, group: str, period: Period) -> tuple[World, Iterator[LogRecord]]:

@@ -31,8 +31,8 @@ _FILES: Final = {
     "claimed_batches": "marshal_py.spark.stream.batches",
     "local_session": "marshal_py.spark.stream.session",
     "prometheus_gauges": "marshal_py.spark.stream.listener",
-    "report": "marshal_py.spark.log.reports",
-    "views": "marshal_py.spark.log.reports",
+    "report": "marshal_py.spark.reports",
+    "views": "marshal_py.spark.reports",
     "write_batch": "marshal_py.spark.sinks.guards",
 }
 

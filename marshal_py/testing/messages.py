@@ -16,8 +16,7 @@ from marshal_py.client.messages.answers import Ack, Acked, Answers, Delivered, D
 from marshal_py.client.messages.message import Batch, Handles, Message, Part
 from marshal_py.client.values.options import ConsumerOptions, Delivery
 from marshal_py.errors import ClaimLost, InvalidOption
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.claims import AtLeastOnce, AtMostOnce, Claim, ClaimPhase, OffsetRun
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.member_state import MemberOptions

@@ -1,4 +1,5 @@
-"""Implements the transport to Kafka: the coordination log over confluent_kafka, and the factory of all interfaces.
+"""Implements the transport to Kafka: the coordination log over confluent_kafka, a reader of explicit ranges of offsets,
+and the factory of all interfaces.
 
 The log is read with `poll` and then drained with `consume(n, 0)`, because `consume(n, timeout)` would wait for n
 messages or the whole timeout. This file reports what the cluster answered; the fold judges gaps and foreign records.
@@ -10,9 +11,9 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
@@ -27,27 +28,26 @@ from marshal_py.errors import (
     MarshalError,
     MessageTooLarge,
     PartitionError,
+    RangeLost,
     TopicRecreated,
 )
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.clock import SystemClock
-from marshal_py.transport.connecting import cluster_id, metadata
-from marshal_py.transport.connection_errors import (
+from marshal_py.transport.connecting import (
     READ,
     WRITE,
     ConnectionErrors,
     call_directly,
-    principal_of,
+    cluster_id,
+    metadata,
     redirect_callbacks,
 )
 from marshal_py.transport.embedded import FETCH_WAIT_MS, is_embedded
-from marshal_py.transport.kafka_admin import KafkaAdmin
-from marshal_py.transport.kafka_reader import KafkaReader
+from marshal_py.transport.kafka_admin import KafkaAdmin, SharedRequester, list_bounds
 from marshal_py.transport.kafka_source import KafkaSource
 from marshal_py.transport.ports import Bounds, LogRecord, OnWritten
 from marshal_py.transport.producer import KafkaProducer
-from marshal_py.transport.requests import SharedRequester, list_bounds
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class KafkaLog:
 
     def _note_error(self, error: KafkaError, operation: str) -> None:
         if error.code() in _NO_RIGHT:
-            denied = AccessDenied(principal_of(self._given), operation, "topic", self.topic)
+            denied = AccessDenied(settings.principal_of(self._given), operation, "topic", self.topic)
             self._errors.refuse(operation, denied)
         self._errors.note(error.str())
 
@@ -482,3 +482,142 @@ class KafkaTransport:
 
     def admin(self) -> KafkaAdmin:
         return KafkaAdmin(self._settings, self._requester, self.embedded, self.timeout_s)
+
+
+POLL_S: Final = 0.25
+NEAR: Final = 2_000  # offsets of a partition: a read of at most so many fetches little
+RANGE_FETCH: Final[Mapping[str, Any]] = {
+    "enable.partition.eof": True,  # the only sign of a range whose last offsets are missing at the log's end
+    "fetch.wait.max.ms": 10,
+    "queued.max.messages.kbytes": 65_536,
+}
+# A fetch brings at least one batch of messages and otherwise up to so much of each partition. The default of 1 MB is
+# right for long ranges, and costs tens of milliseconds where one message is wanted.
+RANGE_FETCH_LITTLE: Final[Mapping[str, Any]] = {**RANGE_FETCH, "fetch.message.max.bytes": 65_536}
+
+
+class KafkaReader:
+    """A MessageReader over confluent_kafka, with a client for long ranges and one for short ones. One thread at a
+    time."""
+
+    def __init__(self, given: Mapping[str, Any], client_id: str, fetch_wait_ms: int | None) -> None:
+        self._errors = ConnectionErrors(given)
+        self._configurations = [
+            settings.data_reader(
+                {**fetch, **given, "error_cb": self._errors.on_error}, client_id, client_id, fetch_wait_ms
+            )
+            for fetch in (RANGE_FETCH, RANGE_FETCH_LITTLE)
+        ]
+        self._servers = str(given["bootstrap.servers"])
+        self._clients: dict[bool, _RangeClient] = {}  # by whether they read short ranges
+        self._assigned: Consumer | None = None  # the client of the newest reading
+        self._reading = 0  # number of the newest reading: only that one's end ends the assignment
+
+    def read(
+        self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], timeout_s: float
+    ) -> Iterator[Sequence[Message]]:
+        """Yields messages as MessageReader.read says."""
+        client = self._client(near=all(ends[tp] - start <= NEAR for tp, start in starts.items()))
+        consumer = client.consumer
+        if self._assigned is not None and self._assigned is not consumer:
+            self._assigned.unassign()  # its reading has been left unfinished
+        self._assigned = consumer
+        self._reading = reading = self._reading + 1
+        try:
+            for tp in starts:
+                if tp.topic not in client.known:
+                    metadata(consumer, tp.topic, timeout_s)
+                    client.known.add(tp.topic)
+            consumer.assign([KafkaPartition(*tp, start) for tp, start in starts.items()])
+            yield from self._read(consumer, dict(starts), dict(ends), timeout_s)
+        except KafkaException as error:
+            reason = self._errors.reason(str(error.args[0]))
+            raise ClusterUnreachable(self._servers, f"messages of {next(iter(starts))}", reason) from error
+        finally:
+            if self._assigned is consumer and self._reading == reading:
+                consumer.unassign()
+                self._assigned = None
+
+    def _client(self, near: bool) -> _RangeClient:
+        found = self._clients.get(near)
+        if found is None:
+            found = _RangeClient(settings.create_client(Consumer, self._configurations[near]), set())
+            self._clients[near] = found
+        return found
+
+    def _read(
+        self, consumer: Consumer, at: dict[TopicPartition, int], ends: dict[TopicPartition, int], timeout_s: float
+    ) -> Iterator[Sequence[Message]]:
+        """Yields the ranges' messages. `at`: the starts of unfinished partitions; one ends with a message at or beyond
+        its last offset, or its end if that is not below, so missing offsets do no harm and a lagging replica is waited
+        for. Only there messages are looked at one by one; the rest loops in C."""
+        deadline, topic = time.monotonic() + timeout_s, next((tp.topic for tp in at), "")
+        while at:
+            found = consumer.consume(settings.PIECE_MESSAGES, 0)
+            if not found:
+                first = consumer.poll(max(0.0, min(POLL_S, deadline - time.monotonic())))
+                found = [] if first is None else [first]
+            if any(map(Message.error, found)):
+                for event in [message for message in found if message.error() is not None]:
+                    self._note(event, at, ends)
+                found = [message for message in found if message.error() is None]
+            numbers = list(map(Message.partition, found))
+            backwards = numbers[::-1]
+            beyond = {}
+            for number in set(numbers):
+                last = found[-1 - backwards.index(number)]
+                tp = TopicPartition(topic, number or 0)
+                if tp not in ends or (last.offset() or 0) + 1 >= ends[tp]:
+                    beyond[number] = ends.get(tp, 0)
+                    if tp in at:
+                        self._done(consumer, tp, at)
+            if beyond:
+                found = [
+                    message
+                    for message, number in zip(found, numbers, strict=True)
+                    if number not in beyond or (message.offset() or 0) < beyond[number]
+                ]
+            if found:
+                deadline = time.monotonic() + timeout_s
+                yield found
+            elif time.monotonic() >= deadline:
+                tp = next(iter(at))
+                reason = self._errors.reason("no answer in time")
+                raise ClusterUnreachable(self._servers, f"messages of {tp} up to {ends[tp]}", reason)
+
+    def _done(self, consumer: Consumer, tp: TopicPartition, at: dict[TopicPartition, int]) -> None:
+        del at[tp]
+        if at:
+            consumer.incremental_unassign([KafkaPartition(*tp)])
+
+    def _note(self, event: Message, at: dict[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
+        """Handles an error event; a partition without further messages leaves `at`. Raises RangeLost outside the
+        partition, AccessDenied; librdkafka retries others."""
+        error, tp = event.error(), _partition_of(event)
+        assert error is not None
+        if error.code() == KafkaError._PARTITION_EOF:
+            if (event.offset() or 0) >= ends.get(tp, 0):  # else a replica that has not received the last messages yet
+                at.pop(tp, None)
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET and tp in at:
+            raise RangeLost(tp.topic, tp.partition, at[tp], ends[tp], error.str())
+        elif error.code() in _NO_RIGHT:
+            raise AccessDenied(settings.principal_of(self._configurations[False]), "Read", "topic", tp.topic)
+        else:
+            self._errors.note(error.str())
+
+    def close(self) -> None:
+        """Closes the clients. A later `read` creates others."""
+        clients, self._clients, self._assigned = self._clients, {}, None
+        for client in clients.values():
+            client.consumer.close()
+
+
+class _RangeClient(NamedTuple):
+    """A client of librdkafka. `known`: the topics whose leaders it has looked up."""
+
+    consumer: Consumer
+    known: set[str]
+
+
+def _partition_of(message: Message) -> TopicPartition:
+    return TopicPartition(message.topic() or "", message.partition() or 0)

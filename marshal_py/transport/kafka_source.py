@@ -26,8 +26,7 @@ from marshal_py.errors import ClusterUnreachable
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.assignments import Assignments, Changes
-from marshal_py.transport.connecting import metadata
-from marshal_py.transport.connection_errors import calls_while_polled, told_right
+from marshal_py.transport.connecting import calls_while_polled, metadata, told_right
 from marshal_py.transport.ports import Broken, Chunk, OutOfRange
 
 # Errors on a partition that librdkafka retries itself, without a limit.
@@ -147,12 +146,28 @@ class KafkaSource:
             if self._closed:  # by a callback or signal handler, which cannot wait for its own thread
                 self._close()
 
-    def learn_leaders(self, topics: Iterable[str]) -> None:
+    def learn_leaders(self, topics: Iterable[str], anew: bool = False) -> None:
+        if anew:
+            with self._next_caller, self._client_lock:
+                self._run(self._replace_client)
         # Without this a connected consumer learns of a new topic at librdkafka's next look, up to a second later. That
         # is a third of what a take-over may take.
         for topic in topics:
             with self._next_caller, self._client_lock:
                 self._run(self._learn_topic, topic)
+
+    def _replace_client(self) -> None:
+        """Goes on with another client, which fetches again what the old one had fetched and nobody has polled.
+
+        librdkafka (2.16, issue 4898) ignores the leaders of a topic that was created again as long as their epochs are
+        lower than those that it has seen of the old topic: it would fetch nothing, without an error and without end.
+        """
+        old, self._consumer = self._consumer, settings.create_client(Consumer, self._given)
+        self._assignments.unassigned_by_client([*self._assignments.fetched])
+        self._unconfirmed, self._ends_unknown = set(), set()
+        self._ends.clear()
+        self._doubtful.clear()
+        old.close()
 
     def _learn_topic(self, topic: str) -> None:
         if self._assignments.fetched:

@@ -501,7 +501,7 @@ class MemorySource:
         self._assignments = Assignments()
         self._closed = False
 
-    def learn_leaders(self, topics: Iterable[str]) -> None:
+    def learn_leaders(self, topics: Iterable[str], anew: bool = False) -> None:
         pass
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:

@@ -175,8 +175,9 @@ class DataSource(Protocol):
     """Fetches messages of assigned partitions. One thread polls, another may assign: `assign`, `unassign` and `pause`
     only note, and the polling thread or `carry_out` tells the client."""
 
-    def learn_leaders(self, topics: Iterable[str]) -> None:
-        """Looks up the leaders of these topics' partitions, so that a later `assign` can fetch at once. May wait."""
+    def learn_leaders(self, topics: Iterable[str], anew: bool = False) -> None:
+        """Looks up the leaders of these topics' partitions, so that a later `assign` can fetch at once. May wait.
+        `anew`: the topics were created again, so what is known of them is worth nothing."""
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Starts or restarts fetching at these positions. Each assignment gets a new number, its round."""

@@ -26,7 +26,7 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import settings
-from marshal_py.transport.connection_errors import ConnectionErrors, principal_of
+from marshal_py.transport.connecting import ConnectionErrors
 from marshal_py.transport.embedded import LogGuard, record_bytes_max
 from marshal_py.transport.ports import ClusterAdmin, Headers, OnWritten
 
@@ -225,7 +225,7 @@ class TransactionalWriter:
         except KafkaException as raised:
             error: KafkaError = raised.args[0]
             if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-                who = principal_of(self._given)
+                who = settings.principal_of(self._given)
                 raise AccessDenied(who, "Write", "transactional-id", self._name) from raised
             if error.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
                 servers = str(self._given["bootstrap.servers"])

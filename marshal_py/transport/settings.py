@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from marshal_py.errors import AuthenticationFailed, InvalidOption
-from marshal_py.transport.connection_errors import principal_of
 from marshal_py.transport.serialization import check_plain
 
 Settings = dict[str, Any]
@@ -103,6 +102,15 @@ MESSAGE_BYTES: Final = 1_000_000  # librdkafka's default of `message.max.bytes`
 FETCH_BYTES: Final = 52_428_800  # and that of `fetch.max.bytes`
 
 PROTOCOLS: Final = frozenset({"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"})  # librdkafka takes these before ://
+
+
+UNKNOWN_PRINCIPAL: Final = "User:NAME"  # the principal in an ACL if the settings name no user
+
+
+def principal_of(given: Mapping[str, Any]) -> str:
+    """Returns the principal that an ACL must name. Without a user in the settings (TLS) only brokers know:
+    UNKNOWN_PRINCIPAL."""
+    return f"User:{given['sasl.username']}" if "sasl.username" in given else UNKNOWN_PRINCIPAL
 
 
 def from_user(servers: str | Mapping[str, Any]) -> Settings:

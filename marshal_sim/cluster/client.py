@@ -12,8 +12,7 @@ from copy import deepcopy
 from typing import Any, Final
 
 from marshal_py.client.connection import Context
-from marshal_py.client.delivery.delivery_queue import DeliveryQueue
-from marshal_py.client.delivery.fetched_claims import FetchedClaims, positions_of
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue, FetchedClaims, positions_of
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.driver.turn import LogMaintenance, Truncation, Turn
 from marshal_py.client.messages.answers import Delivered, Letter, LetterWriter
@@ -21,8 +20,7 @@ from marshal_py.client.messages.message import Message
 from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.values.options import PREFETCH_BYTES, ConsumerOptions, RetentionPolicy
 from marshal_py.errors import CoordinationError, MarshalError
-from marshal_py.protocol.claims.claim import ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims import AtLeastOnce, ClaimPhase
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
 from marshal_py.protocol.member.advisory import Advisory

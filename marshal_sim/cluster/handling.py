@@ -21,7 +21,7 @@ from marshal_py.client.receive.receiving import Receiving
 from marshal_py.client.values.requests import check_consume
 from marshal_py.client.values.retry import AfterDeadLetter, Order, Reject, Retry, Unkeyed
 from marshal_py.errors import MarshalError
-from marshal_py.protocol.claims.claim import ClaimPhase
+from marshal_py.protocol.claims import ClaimPhase
 from marshal_sim.cluster.environment import ClientEnvironment
 from marshal_sim.cluster.faults import spread
 from marshal_sim.cluster.front import Call, CallSteps, Front

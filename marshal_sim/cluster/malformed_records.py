@@ -32,14 +32,16 @@ from marshal_py.protocol.wire.records import (
     ReleasingPartition,
     SeekingPartition,
     SetPosition,
+    Signed,
     Snapshot,
     StepDown,
     Topology,
 )
+from marshal_py.protocol.wire.signatures import SIGNED_VERSION
 from marshal_sim.cluster.broker import MISSING
 
 # Every type at the edge of its bounds, naming what no log has: each is refused.
-EXTREME: Final[tuple[Record, ...]] = (
+EXTREME: Final[tuple[Record | Signed, ...]] = (
     Heartbeat(OFFSET_MAX, OFFSET_MAX),
     Leave(OFFSET_MAX),
     Evict(OFFSET_MAX, OFFSET_MAX, 2**53),
@@ -52,6 +54,7 @@ EXTREME: Final[tuple[Record, ...]] = (
     Topology("orders", 100_000, OFFSET_MAX, OFFSET_MAX),
     GroupConfig(OFFSET_MAX, deleted=True),
     StepDown(OFFSET_MAX, OFFSET_MAX),
+    Signed(bytes(32), bytes(64), OFFSET_MAX, 8, b"\x94\x08\xff\xff\x01"),
     Note(OFFSET_MAX, "extreme"),
 )
 HEADER_TO_GROUP: Final = 12  # bytes before the group id
@@ -116,9 +119,9 @@ def newer_record(rng: Random, genesis: Genesis, group: str) -> bytes:
     value = bytearray(codec.encode(Note(NONE, "newer"), group, genesis.incarnation))
     at = HEADER_TO_GROUP + value[11]
     if rng.random() < 0.5:
-        value[at] = 2 + int(rng.random() * 200)
+        value[at] = SIGNED_VERSION + 1 + int(rng.random() * 200)
     else:
-        value[at + 1] = 15 + int(rng.random() * 200)
+        value[at + 1] = codec.TYPE_MAX + 1 + int(rng.random() * 200)
     return _sealed(bytes(value), genesis.incarnation)
 
 

@@ -68,7 +68,7 @@ class SimulatedSource:
 
     # --- as DataSource
 
-    def learn_leaders(self, topics: Iterable[str]) -> None:
+    def learn_leaders(self, topics: Iterable[str], anew: bool = False) -> None:
         pass
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:

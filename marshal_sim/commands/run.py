@@ -18,7 +18,7 @@ from marshal_sim.commands import one_run, seeds
 from marshal_sim.tools import sweep
 from marshal_sim.tools.sweep import Counted
 
-EXAMPLE: Final = output.example("marshal simulate run --seeds 0:8 --json")
+EXAMPLE: Final = output.example("marshal simulate run --seeds 0:4 --json")
 
 Scenario = Annotated[
     Path | None,

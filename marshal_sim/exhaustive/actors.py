@@ -16,8 +16,7 @@ from msgspec import Struct, field
 from marshal_py.admin.plans.operation import Author, GroupContext, Operation, Terms
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.admin.views.pause_history import PauseHistory
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce, OffsetRun
+from marshal_py.protocol.claims import AtLeastOnce, Claim, ClaimPhase, OffsetRun
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.member import Member

@@ -24,6 +24,7 @@ from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import codec, wills
 from marshal_py.protocol.wire.identity import HASH_NAME
 from marshal_py.protocol.wire.records import Genesis, Record
+from marshal_py.protocol.wire.signatures import SIGNED_VERSION
 from marshal_sim.exhaustive.actors import GROUP, ORIGIN_MS, QUANTUM_MS, Actor, Consumer, Effects
 from marshal_sim.exhaustive.canonical import digest
 from marshal_sim.judge.step_checker import Delivery, Facts, Mark, begun, finished, judge_fold
@@ -60,7 +61,7 @@ def moment_ms(quanta: int) -> int:
 def newer(record: Record) -> bytes:
     """Returns the record's bytes with a record version that this library cannot read (E5)."""
     value = bytearray(codec.encode(record, GROUP, INCARNATION))
-    value[12 + len(GROUP)] = codec.RECORD_VERSION + 1
+    value[12 + len(GROUP)] = SIGNED_VERSION + 1
     value[7:11] = crc32(value[11:], crc32(value[:7], crc32(INCARNATION))).to_bytes(4, "big")
     return bytes(value)
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from marshal_py.client.messages.answers import Answers
-from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce, GivenBack, OffsetRun, Redeliveries
+from marshal_py.protocol.claims import AtLeastOnce, Claim, GivenBack, OffsetRun, Redeliveries
 from marshal_py.protocol.wire.records import OFFSET_MAX
 
 Patch = tuple[Any, str, Any]

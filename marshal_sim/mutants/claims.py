@@ -12,10 +12,9 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from marshal_py.protocol import claims as claim_records
 from marshal_py.protocol import policy
-from marshal_py.protocol.claims import claim as claim_records
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.claims import AtLeastOnce, AtMostOnce, Claim, ClaimPhase, OffsetRun
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import Group, Partition
 from marshal_py.protocol.member import rebalance

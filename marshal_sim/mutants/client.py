@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from marshal_py.client.connection import Change, Steps
-from marshal_py.client.delivery import grants
-from marshal_py.client.delivery.buffers import Buffer, Reserved
+from marshal_py.client.delivery import delivery_queue, prefetch
+from marshal_py.client.delivery.buffers import Buffer, Redelivering, Reserved, blocked, redeliveries_of
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.prefetch import AckWindow
-from marshal_py.client.delivery.redelivery import Redelivering, blocked, redeliveries_of
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.answers import Ack, DeadLetters, Delivered, Letter, LostAcks
 from marshal_py.client.messages.message import Batch, Message
@@ -24,8 +23,7 @@ from marshal_py.client.receive import membership, receiving
 from marshal_py.client.receive.membership import Confirmations, Ending
 from marshal_py.client.values.requests import Request, message_bytes
 from marshal_py.errors import ClaimLost
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase, Spans, log_has
-from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, Grant, OffsetRun
+from marshal_py.protocol.claims import AtLeastOnce, AtMostOnce, Claim, ClaimPhase, Grant, OffsetRun, Spans, log_has
 from marshal_py.protocol.fold import snapshot
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, Group, World
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
@@ -372,7 +370,7 @@ def c25() -> list[Patch]:
 
 
 def c26() -> list[Patch]:
-    offer = grants.offer
+    offer = prefetch.offer_grants
 
     def used_up(buffers: Any, *rest: Any, **more: Any) -> Any:
         """Takes a grant of which nothing is fetched for one that holds no message."""
@@ -382,7 +380,7 @@ def c26() -> list[Patch]:
                 tracker.skipped(tracker.granted_to())
         return offer(buffers, *rest, **more)
 
-    return [(grants, "offer", used_up)]
+    return [(delivery_queue, "offer_grants", used_up)]
 
 
 def c27() -> list[Patch]:

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.protocol import time
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims import AtLeastOnce, Claim, ClaimPhase
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member import rebalance

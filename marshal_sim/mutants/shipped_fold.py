@@ -62,7 +62,7 @@ def _genesis(root: bytes) -> Genesis:
 
 
 def _group(shipped: ShippedGroup) -> Group:
-    config = None if shipped.config is None else decode_record(CONFIG, shipped.config_body)
+    config = None if shipped.config is None else decode_record(CONFIG, shipped.config_body, 2 if shipped.keys else 1)
     return Group(
         shipped.mode,
         shipped.pause_change,

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims import AtLeastOnce, Claim
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire import wills
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import mmh3
 
-from marshal_sim.oracle.rules import RULES
+from marshal_sim.oracle.rules import RULES, needs_key, signature, unsigned
 from marshal_sim.oracle.snapshot import LogState, refusal
 from marshal_sim.oracle.state import (
     Group,
@@ -27,6 +27,7 @@ from marshal_sim.oracle.wire import (
     HASH_NAME,
     HIGHEST_TYPE,
     PROTOCOL_VERSION,
+    SIGNED_TYPE,
     SNAPSHOT_TYPE,
     Envelope,
     Record,
@@ -201,7 +202,8 @@ class Oracle:
     def _judge_group_record(self, offset: int, envelope: Envelope) -> Verdict:
         name = envelope.group
         group = self.groups.get(name, Group())
-        if group.opaque_at == -1 and (envelope.record_version > 1 or envelope.type > HIGHEST_TYPE):
+        signed = (envelope.record_version, envelope.type) == (2, SIGNED_TYPE)
+        if group.opaque_at == -1 and (envelope.record_version > 2 or (envelope.type > HIGHEST_TYPE and not signed)):
             # The group is opaque from here on, so it has a state, also if nothing was accepted yet (E5).
             group.opaque_at = offset
             self.groups[name] = group
@@ -211,12 +213,22 @@ class Oracle:
         if envelope.record_version == 0 or envelope.type in (GENESIS_TYPE, SNAPSHOT_TYPE):
             return Verdict("rejected", "malformed", name, None)
         try:
-            record = decode_record(envelope.type, envelope.body)
-        except ValueError:
+            record = decode_record(envelope.type, envelope.body, envelope.record_version)
+            carrier, body = (record.fields, record.fields["body"]) if signed else (None, envelope.body)
+            if carrier is not None:
+                record = decode_record(carrier["kind"], body)
+        except (ValueError, KeyError):
+            return Verdict("rejected", "malformed", name, None)
+        if carrier is not None and not needs_key(record):
             return Verdict("rejected", "malformed", name, None)
         if group.deleted and record.type not in ("GroupConfig", "Note"):
             return Verdict("rejected", "deleted", name, record)
-        reason = RULES[record.type](group, record.fields, offset, envelope.body)
+        if carrier is not None:
+            assert self.incarnation is not None
+            refused = signature(group, name, carrier, self.incarnation)
+        else:
+            refused = unsigned(group, record)
+        reason = refused or RULES[record.type](group, record.fields, offset, body)
         if reason:
             return Verdict("rejected", reason, name, record)
         # A Note changes nothing (F10.1), so it does not bring a group into being either.

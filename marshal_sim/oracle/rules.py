@@ -9,6 +9,7 @@ alone, and imports nothing of marshal_py but the oracle's own state and decoder.
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from marshal_sim.oracle.ed25519 import verify
 from marshal_sim.oracle.state import Group, Partition, Session, Topic
 from marshal_sim.oracle.wire import Record
 
@@ -290,8 +291,11 @@ def group_config(group: Group, fields: dict[str, Any], offset: int, body: bytes)
     if fields["observed"] != group.config_offset:
         return "observed"
     if fields["deleted"]:
-        if group.sessions and not group.pause_held_by(fields["token"]):
-            return "sessions"
+        if not group.pause_held_by(fields["token"]):
+            if group.sessions:
+                return "sessions"
+            if group.keys:
+                return "token"  # F11.4
         if owned(group):
             return "held"
         for session in list(group.sessions):
@@ -357,6 +361,34 @@ def step_down(group: Group, fields: dict[str, Any], offset: int, _body: bytes) -
         return "observed"
     session.mark = offset
     return ""
+
+
+def needs_key(record: Record) -> bool:
+    """Returns whether a group with keys takes the record from holders of a key alone (F11.2)."""
+    if record.type == "Topology":
+        return bool(record.fields["token"] != -1)
+    return record.type in ("ReleaseGroup", "SetPosition", "GroupConfig")
+
+
+def unsigned(group: Group, record: Record) -> str:
+    """Returns why a group with keys refuses a record that nobody has signed, or "" (F11.2)."""
+    if not group.keys or not needs_key(record):
+        return ""
+    if record.type == "ReleaseGroup" and record.fields["duration_ms"] == 0 and group.paused:
+        return "" if record.fields["waited_ms"] >= group.pause_duration_ms else "unsigned"
+    return "unsigned"
+
+
+def signature(group: Group, name: str, fields: dict[str, Any], incarnation: bytes) -> str:
+    """Returns why a Signed is refused whatever it carries, or "" (F11.3)."""
+    if fields["key"] not in group.keys:
+        return "key"
+    if fields["observed"] != group.config_offset:
+        return "observed"
+    named = name.encode("utf-8")
+    parts = [b"marshal admin record", incarnation, bytes([len(named)]), named]
+    parts += [fields["observed"].to_bytes(8, "big"), bytes([fields["kind"]]), fields["body"]]
+    return "" if verify(fields["key"], fields["signature"], b"".join(parts)) else "signature"
 
 
 def note(_group: Group, _fields: dict[str, Any], _offset: int, _body: bytes) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from marshal_sim.oracle.state import Group, Partition, Session, Topic, group_digest, packed, text_hash, word_hash
 from marshal_sim.oracle.wire import HASH_NAME, PROTOCOL_VERSION, Record, decode_messagepack, decode_record
 
-FORMAT = 3
+FORMAT, KEYED_FORMAT = 3, 4
 FOLD_VERSION = 4
 
 Name = tuple[bytes, int, int, int, int]  # instance, N, number of chunks, state digest, chain digest
@@ -76,9 +76,10 @@ def sound(log: int, name: Name, pieces: dict[int, dict[str, Any]]) -> LogState |
         if written(value) != data or at % 16 != 0:
             return None
         form, fold, number, packed_groups = value
-        if (form, fold, number) != (FORMAT, FOLD_VERSION, log):
+        groups = dict(read_group(each, form == KEYED_FORMAT) for each in array(packed_groups))
+        keyed = any(group.keys for group in groups.values())
+        if (form, fold, number) != (KEYED_FORMAT if keyed else FORMAT, FOLD_VERSION, log):
             return None
-        groups = dict(read_group(each) for each in array(packed_groups))
     except (ValueError, TypeError, KeyError):
         return None
     total = sum(word_hash(packed(5, text_hash(title), group_digest(title, group))) for title, group in groups.items())
@@ -93,12 +94,14 @@ def numbers(*values: Any) -> None:
         raise ValueError("no integer where one must be")
 
 
-def read_group(value: Any) -> tuple[str, Group]:
-    name, mode, pause_change, pause_ms, config_offset, config, deleted_at, topics, sessions, partitions = value
-    numbers(mode, pause_change, pause_ms, config_offset, deleted_at)
+def read_group(value: Any, has_flag: bool) -> tuple[str, Group]:
+    if not has_flag:
+        value = (*array(value), 0)
+    name, mode, pause_change, pause_ms, config_offset, config, deleted_at, topics, sessions, partitions, keyed = value
+    numbers(mode, pause_change, pause_ms, config_offset, deleted_at, keyed)
     group = Group(mode, pause_change, pause_ms, config_offset=config_offset, deleted_at=deleted_at)
     if config_offset != -1:
-        group.config, group.config_body = decode_record(11, config), config
+        group.config, group.config_body = decode_record(11, config, 2 if keyed else 1), config
     elif config != b"":
         raise ValueError("a config without an offset")
     for title, count, first_count, offset, topic_id in array(topics):
@@ -121,6 +124,8 @@ def read_group(value: Any) -> tuple[str, Group]:
     titles = [title.encode("utf-8") for title in group.topics]
     if places != sorted(places) or titles != sorted(titles) or list(group.sessions) != sorted(group.sessions):
         raise ValueError("not in order")
+    if keyed != len(group.keys[:1]):
+        raise ValueError("no flag for keys, or another one")
     return text(name), group
 
 

@@ -83,6 +83,11 @@ class Group:
     def deleted(self) -> bool:
         return self.config is not None and bool(self.config.fields["deleted"])
 
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        """Returns the public keys of those who may administer the group (F11.1)."""
+        return tuple(self.config.fields["admin_keys"]) if self.config is not None else ()
+
     def pause_held_by(self, token: int) -> bool:
         """Returns True if a pause runs and `token` is its token."""
         return self.paused and token == self.pause_change
@@ -157,6 +162,8 @@ def group_digest(name: str, group: Group) -> int:
     rows: list[tuple[int, ...]] = [
         (1, text_hash(name), group.mode, *pause, group.config_offset, config, group.opaque_at, group.deleted_at)
     ]
+    if group.keys:
+        rows.append((6, text_hash(name), word_hash(b"".join(group.keys))))
     for title, topic in group.topics.items():
         named = text_hash(topic.id) if topic.id else 0
         rows.append((2, text_hash(title), topic.count, topic.first_count, topic.offset, named))

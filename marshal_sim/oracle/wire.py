@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 MAGIC = b"Mr"
-GENESIS_TYPE, SNAPSHOT_TYPE, HIGHEST_TYPE = 0, 14, 15
+GENESIS_TYPE, SNAPSHOT_TYPE, HIGHEST_TYPE, SIGNED_TYPE = 0, 14, 15, 17
 # What a Genesis must name (L3, L6): the hash of L2, and this version of the protocol.
 HASH_NAME = "murmur3-x86-32"
 PROTOCOL_VERSION = 2
@@ -399,6 +399,7 @@ RECORDS: dict[int, tuple[str, tuple[Field, ...]]] = {
             Field("failover_ms", MS, (0,)),
             Field("lag_weighted", FLAG, (False,)),
             Field("release_behind_ms", MS, (0,)),
+            Field("admin_keys", array(16, binary(32, 32)), ((),)),
         ),
     ),
     12: ("StepDown", (SESSION, OBSERVED, REASON, BY)),
@@ -427,6 +428,16 @@ RECORDS: dict[int, tuple[str, tuple[Field, ...]]] = {
             Field("data", binary(0, None)),
         ),
     ),
+    SIGNED_TYPE: (
+        "Signed",
+        (
+            Field("key", binary(32, 32)),
+            Field("signature", binary(64, 64)),
+            Field("observed", OFFSET),
+            Field("kind", integer(1, 255)),
+            Field("body", binary(0, None)),
+        ),
+    ),
     15: ("SeekingPartition", (SESSION, Field("epoch", OFFSET), Field("position", OFFSET))),
 }
 
@@ -437,13 +448,15 @@ class Record(NamedTuple):
     fields: dict[str, Any]
 
 
-def decode_record(number: int, body: bytes) -> Record:
+def decode_record(number: int, body: bytes, version: int = 2) -> Record:
     """Returns the record that `body` holds under the envelope's type `number`. Raises ValueError (E6)."""
     values = decode_messagepack(body)
     if not isinstance(values, tuple) or isinstance(values, Foreign) or not values:
         raise ValueError("a body is one array that starts with the type")
     integer(number, number)(values[0])
     name, fields = RECORDS[number]
+    if name == "GroupConfig" and version < 2:  # E7: its last field is of version 2
+        return Record(name, {**_fields(fields[:-1], values[1:]), "admin_keys": ()})
     record = Record(name, _fields(fields, values[1:]))
     # 4.2: a `topic?` is empty only together with partition -1 (the pin).
     if name == "ClaimingPartition" and record.fields["topic"] == "" and record.fields["partition"] != -1:

@@ -1,4 +1,4 @@
-"""The page of one run: each group's timeline (marshal_py/history/page.py) with faults and broken promises as marks, and
+"""The page of one run: each group's timeline (history/picture.py) with faults and broken promises as marks, and
 in words what the run was, what it broke, and how long take-overs took.
 
 The timelines come from the raw logs, folded by the code as it is shipped, also where a mutant ran.
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from marshal_py.errors import CoordinationError
-from marshal_py.history.page import page as timeline_page
 from marshal_py.history.picture import THE_GROUP, Mark, Picture, PictureReader
+from marshal_py.history.picture import page as timeline_page
 from marshal_py.log.replay import Placed, beginning, root_among
 from marshal_sim.cluster.run import Result
 from marshal_sim.judge.auditor import judge

@@ -21,7 +21,7 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from marshal_py.errors import MarshalError
-from marshal_py.history.describe import describe
+from marshal_py.history.explain import describe
 from marshal_py.protocol.fold.rationalizer import Outcome, Verdict
 from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire import codec

@@ -142,9 +142,9 @@ def test_nagios_is_one_line_with_figures() -> None:
     assert told.endswith("; 2 / 3; 2 / 3"), "what is before the bar holds none"
     assert figures == "lag=7;;5;0 age=90s;;60;0 consumers=1 owned=1 free=0 parked=0"
     (line,) = lines("nagios", diagnosis.checked("a|b", [Check("cluster", "fail", "no")]))
-    assert line.startswith("MARSHAL CRITICAL a/b: cluster; no | lag=U")
+    assert line.startswith("MARSHAL CRITICAL a/b: no | lag=U")
     (line,) = lines("nagios", diagnosis.checked("billing", [Check("cluster", "unknown", "no answer")]))
-    assert line == "MARSHAL UNKNOWN billing: cluster; no answer | lag=U;;5;0 age=U;;60;0"
+    assert line == "MARSHAL UNKNOWN billing: no answer | lag=U;;5;0 age=U;;60;0"
 
 
 def test_prometheus_reads_the_file() -> None:
@@ -165,15 +165,12 @@ def test_prometheus_reads_the_file() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["billing"], "UNKNOWN billing: command line\nunknown  command line: Invalid value: name the cluster by "),
-        (
-            ["billing", "--format", "nagios", "--age", "abc"],
-            "MARSHAL UNKNOWN billing: command line; Invalid value: 'ab",
-        ),
-        (["billing", "--format=nagios", "--command-config", "none"], "MARSHAL UNKNOWN billing: command line; Invalid "),
+        (["billing"], "UNKNOWN billing: Invalid value: name the cluster by "),
+        (["billing", "--format", "nagios", "--age", "abc"], "MARSHAL UNKNOWN billing: Invalid value: 'ab"),
+        (["billing", "--format=nagios", "--command-config", "none"], "MARSHAL UNKNOWN billing: Invalid "),
         (["billing", "--json", "--lag", "x"], '{"group":"billing","level":"unknown","exit_code":3,'),
-        ([], "UNKNOWN ?: command line\nunknown  command line: Missing argument"),
-        (["billing", "--format", "xml"], "UNKNOWN billing: command line"),
+        ([], "UNKNOWN ?: Missing argument"),
+        (["billing", "--format", "xml"], "UNKNOWN billing: Invalid value: --format takes text"),
     ],
 )
 def test_a_command_line_that_cannot_be_read_is_unknown(given: list[str], said: str) -> None:

@@ -8,7 +8,7 @@ from marshal_py.admin.views import health, overview
 from marshal_py.admin.views.group_info import Check, GroupHealth
 from marshal_py.admin.views.health import GAPS_S, DataFacts, Tally
 from marshal_py.history.advisories import Advisories
-from marshal_py.history.consumption_rate import ConsumptionRate
+from marshal_py.history.lag import ConsumptionRate
 from marshal_py.protocol.fold.rationalizer import apply
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.waiting import standstills

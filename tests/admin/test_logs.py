@@ -108,7 +108,7 @@ def test_who_lives_by_the_log_alone_does_not_confirm(memory: MemoryTestCluster, 
 def test_an_opaque_group(memory: MemoryTestCluster, logs: Logs) -> None:
     """N7: named, and nothing is written."""
     lived(memory, 1)
-    memory.put(LOG, 1, wire.record(IN[1], 3, 0, incarnation=root_of(memory).incarnation, record_version=2))
+    memory.put(LOG, 1, wire.record(IN[1], 3, 0, incarnation=root_of(memory).incarnation, record_version=3))
     pad(memory, 1)
     before = end(memory, 1)
     with pytest.raises(GroupOpaque):

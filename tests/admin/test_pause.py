@@ -7,7 +7,7 @@ import pytest
 from marshal_py.admin.plans.operation import GroupContext, Terms
 from marshal_py.admin.plans.pause import PausePlan, ResumePlan
 from marshal_py.errors import AdminBusy, AdminFailed, AdminGaveUp, GroupDeleted, InvalidOption
-from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims import AtLeastOnce
 from marshal_py.protocol.wire.records import Evict, GroupConfig, ReleaseGroup
 from tests.admin.virtual_admin import Tool, finish, play_copies, start_tool
 from tests.support.virtual_cluster import INTERVAL_MS, VirtualCluster

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from marshal_py.admin.views.trends import Trends
-from marshal_py.history.consumption_rate import WINDOW_MS
+from marshal_py.history.lag import WINDOW_MS
 from tests.support.healths import health
 
 

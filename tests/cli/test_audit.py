@@ -175,7 +175,7 @@ def commands() -> dict[str, Any]:
 
 
 NO_JSON = {"run", "schema"}  # the output of a program, and what is JSON anyway
-COMMANDS_MAX = 48  # what `marshal --help` and those of its groups list
+COMMANDS_MAX = 46  # what `marshal --help` and those of its groups list
 
 
 def test_there_are_few_commands() -> None:

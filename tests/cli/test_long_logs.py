@@ -32,8 +32,8 @@ def time_of(offset: int) -> str:
 
 
 def test_an_offset_that_reads_like_a_date_is_an_offset() -> None:
-    assert _cut("20260101") == Cut(offset=20260101)
-    assert _cut("2026-01-01") == Cut(time_ms=1_767_225_600_000)
+    assert _cut("20260101", lambda: 0) == Cut(offset=20260101)
+    assert _cut("2026-01-01", lambda: 0) == Cut(time_ms=1_767_225_600_000)
 
 
 def test_explain_begins_at_the_newest_snapshot(tmp_path: Path) -> None:
@@ -118,6 +118,30 @@ def test_since(tmp_path: Path) -> None:
     assert SHELL.run("advisories", GROUP, "--since", time_of(since), "--dump", dump).stdout == ""
     assert "joined" in SHELL.run("advisories", GROUP, "--dump", dump).stdout
     assert SHELL.run("advisories", "--since", "yesterday", "--dump", dump).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("explain", GROUP, "orders:0", "--at"),
+        ("explain", GROUP, "--since"),
+        ("advisories", GROUP, "--since"),
+        ("log", "tail", GROUP, "-n", "1000", "--since"),
+        ("state", GROUP, "--lag", "--since"),
+        ("timeline", GROUP, "--since"),
+        ("top", "--at"),
+    ],
+)
+def test_a_time_with_a_dump_counts_from_its_newest_record(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Whenever somebody reads it: a time of day is of the dump's last day, and -2m is before its end."""
+    life = Life(2)
+    life.tell(Evict(life.dead, life.dead, 10_000))
+    dump = ("--dump", str(life.dump(tmp_path / "dump")))
+    json_ = () if command[0] == "timeline" else ("--json",)
+    for relative, offset in (("04:41:30", 90), ("-2m", life.end - 1 - 120)):
+        found = [SHELL.run(*command, text, *json_, *dump) for text in (relative, time_of(offset))]
+        assert [one.exit_code for one in found] == [0, 0], found[0].stderr
+        assert found[0].stdout == found[1].stdout != ""
 
 
 def test_the_doctor_counts_who_lives(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from marshal_py.admin.views.group_info import GroupSummary
 from marshal_py.cli import doctor, groups, options
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.driver import loop
-from marshal_py.client.exporter import Collector
+from marshal_py.client.metrics import Collector
 from marshal_py.errors import GroupOpaque
 from marshal_py.log import observer as observing
 from marshal_py.log.observer import Observer
@@ -103,7 +103,7 @@ def opaque(cluster: MemoryCluster) -> Iterator[Scene]:
     """A newer library has written to the group what this one cannot read."""
     consumer = _owner(cluster)
     root = marshals_of(cluster.bootstrap_servers)[0].root
-    future = wire.record(GROUP, 3, 0, incarnation=root.incarnation, record_version=2)
+    future = wire.record(GROUP, 3, 0, incarnation=root.incarnation, record_version=3)
     cluster.broker.produce("__marshal", route(GROUP, root.partitions), future)
     cluster.run_until(lambda: consumer.cached_info().closed)
     with pytest.raises(GroupOpaque):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from marshal_py.cli.lag import spark_line
-from marshal_py.history.lag_series import grows_since
+from marshal_py.history.lag import grows_since
 from tests.cli.shell import Shell
 from tests.support import dumps
 from tests.support.busy_group import GROUP, BusyGroup

@@ -9,8 +9,7 @@ from typing import SupportsIndex
 
 import pytest
 
-from marshal_py.protocol.claims.claim import ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce, OffsetRun
+from marshal_py.protocol.claims import AtLeastOnce, ClaimPhase, OffsetRun
 from marshal_py.testing import make_batch, make_message
 from marshal_py.testing.messages import RecordedMessage
 

@@ -9,7 +9,7 @@ import pytest
 
 from marshal_py import stop_on_signals
 from marshal_py.errors import ModeMismatch
-from marshal_py.protocol.claims.delivery import AtMostOnce
+from marshal_py.protocol.claims import AtMostOnce
 from marshal_py.protocol.wire.records import Evict
 from tests.support.client_fixtures import (
     CALM_S,

@@ -101,7 +101,7 @@ def test_a_newer_record_makes_the_group_opaque_and_no_other(cluster: TestCluster
     with cluster.connect() as marshal:
         one, other = joined(marshal, group, [topic]), joined(marshal, neighbour, [topic])
         until(owns(one, 0), "the partition is ours")
-        cluster.put(LOG, number, wire.record(group, 3, 0, incarnation=marshal.root.incarnation, record_version=2))
+        cluster.put(LOG, number, wire.record(group, 3, 0, incarnation=marshal.root.incarnation, record_version=3))
         error = ends_with(one, GroupOpaque)
         assert isinstance(error, GroupOpaque)
         assert error.group == group

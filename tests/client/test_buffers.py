@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marshal_py.client.delivery.buffers import Buffer
-from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims import AtLeastOnce, Claim
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport

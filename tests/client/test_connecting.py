@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError
 import marshal_py
 from marshal_py.errors import AccessDenied, AuthenticationFailed, ClusterUnreachable, HistoryTruncated, TlsMismatch
 from marshal_py.protocol.wire.records import Evict
-from marshal_py.transport import connection_errors, kafka
+from marshal_py.transport import connecting, kafka
 from marshal_py.transport.memory import MemoryMessage
 from marshal_py.transport.ports import Bounds
 from tests.support.broker_faults import fail_requests
@@ -203,8 +203,8 @@ def test_a_refused_read_passes_and_a_lasting_one_is_named(
     embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """librdkafka reports it once per assignment, so the test has it report it again."""
-    monkeypatch.setattr(connection_errors, "REFUSED_S", 0.2)
-    monkeypatch.setattr(connection_errors, "REFUSED_NEW_S", 0.2)
+    monkeypatch.setattr(connecting, "REFUSED_S", 0.2)
+    monkeypatch.setattr(connecting, "REFUSED_NEW_S", 0.2)
     monkeypatch.setattr(kafka, "DENIED_RETRY_S", 0.1)
     log, reader = kafka.KafkaTransport(embedded.target, DEADLINE_S).log(LOG, "reader"), Refusing()
     real, log._consumer = log._consumer, reader  # type: ignore[assignment]

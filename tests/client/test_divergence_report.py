@@ -12,7 +12,7 @@ import pytest
 
 from marshal_py.client.driver import divergence_report
 from marshal_py.errors import Diverged, InvalidOption
-from marshal_py.history import state_differences
+from marshal_py.history import explain
 from marshal_py.protocol.member.member import Member
 from tests.support.differential_log import GROUP, DifferentialLog
 
@@ -32,7 +32,7 @@ def test_the_file_holds_the_whole_state_for_its_owner_alone(tmp_path: Path) -> N
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.parent == tmp_path
     assert (found["at_offset"], found["held"], found["by"], found["left_out"]) == (book.last, f"{1:016x}", "lib 1", 0)
-    assert found["state"] == state_differences.plain_state(book.group, 100)
+    assert found["state"] == explain.plain_state(book.group, 100)
     assert found["state"]["partition t:0"]["epoch"] == epoch
     assert found["state"][f"session {session}"]["client_id"] == "c"
 
@@ -49,9 +49,9 @@ def test_a_great_state_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     found = divergence_report.load(path, GROUP)
     kept = [entry for entry in found["state"] if entry.startswith("partition")]
     assert 0 < len(kept) == 64 - found["left_out"]
-    held, log = found["state"], state_differences.plain_state(book.group, 100)
-    assert list(state_differences.differences(held, log, whole=False)) == []
-    assert list(state_differences.differences(held, log)) != [], "what was left out would look like a difference"
+    held, log = found["state"], explain.plain_state(book.group, 100)
+    assert list(explain.differences(held, log, whole=False)) == []
+    assert list(explain.differences(held, log)) != [], "what was left out would look like a difference"
 
 
 def test_a_folder_that_cannot_be_written_to_costs_the_file_alone(

@@ -7,11 +7,10 @@ from typing import cast
 
 import pytest
 
-from marshal_py.client.delivery import grants
+from marshal_py.client.delivery import prefetch
 from marshal_py.client.delivery.buffers import Buffer
 from marshal_py.client.delivery.prefetch import HandlingRate
-from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtMostOnce, Grant
+from marshal_py.protocol.claims import AtMostOnce, Claim, Grant
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.memory import MemoryMessage
 from marshal_py.transport.ports import DataSource
@@ -71,7 +70,7 @@ def always_fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def offer(*partitions: Partition, end: int = END, per_second: int = FAST, fetching: bool = True) -> bool:
     buffers = [one.buffer for one in partitions]
     source = cast(DataSource, Ends(end, fetching))
-    return grants.offer(buffers, source, rate(per_second), ends=False).something
+    return prefetch.offer_grants(buffers, source, rate(per_second), ends=False).something
 
 
 def offers(partitions: Iterable[Partition]) -> list[tuple[int, int] | None]:
@@ -125,9 +124,9 @@ def test_otherwise_grants_are_for_fetched_messages_only(why: str) -> None:
 
 def test_a_second_of_work_is_shared_by_all_partitions_that_have_messages() -> None:
     """D2: fetched or not."""
-    team = [Partition(number) for number in range(grants.SLOW_PER_S // 50)]
+    team = [Partition(number) for number in range(prefetch.SLOW_PER_S // 50)]
     team[0].fetch(0, 1)
-    assert offer(*team, per_second=grants.SLOW_PER_S)
+    assert offer(*team, per_second=prefetch.SLOW_PER_S)
     assert offers(team) == [(0, 50)] * len(team)
 
 
@@ -208,7 +207,7 @@ def test_all_grants_together_are_two_seconds_of_work(per_second: int) -> None:
     for one in team:
         one.fetch(*range(5_000))
         for _ in range(3):
-            grants.offer([each.buffer for each in team], source, handler, ends=False)
+            prefetch.offer_grants([each.buffer for each in team], source, handler, ends=False)
             for each in team:
                 if each.claim.offer is not None and len(each.tracker.grants) < 2:
                     each.grant()

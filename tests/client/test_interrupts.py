@@ -16,7 +16,7 @@ import pytest
 
 from marshal_py import Consumer, Message
 from marshal_py.errors import GroupDeleted
-from marshal_py.protocol.claims.delivery import OffsetRun
+from marshal_py.protocol.claims import OffsetRun
 from marshal_py.protocol.wire.records import Leave
 from tests.support.client_fixtures import (
     DEADLINE_S,
@@ -30,7 +30,7 @@ from tests.support.client_fixtures import (
 )
 
 AGAIN_S = 2.0  # of the process's time
-INTERRUPTS = 200  # one in four hit the instruction between a lock and its `try`
+INTERRUPTS = 100  # one in four hit the instruction between a lock and its `try`
 
 
 def interrupt(after_s: float, work: Callable[[], object]) -> None:

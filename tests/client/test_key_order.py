@@ -15,8 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from marshal_py import ConsumerOptions, Message, subject_key
-from marshal_py.client.delivery.delivery_queue import DeliveryQueue
-from marshal_py.client.delivery.fetched_claims import positions_of
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue, positions_of
 from marshal_py.protocol.member.member_state import Ready
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import GroupConfig, StepDown

@@ -17,8 +17,7 @@ from marshal_py import AckNotConfirmed, ClaimLost, ClusterError, Consumer, Group
 from marshal_py.client.messages.answers import LostAcks
 from marshal_py.client.planner import Planner
 from marshal_py.client.receive.membership import HISTORY_LOST
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase, finished_spans, log_has, spans_of
-from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims import AtLeastOnce, Claim, ClaimPhase, finished_spans, log_has, spans_of
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.testing import MemoryCluster
 from tests.support.client_fixtures import DEADLINE_S, joined, planning, until

@@ -13,7 +13,7 @@ from marshal_py.client.messages import answers
 from marshal_py.client.messages.answers import NAK_DELAY_DOUBLED_S_MAX, NAK_DELAY_S_MAX, grown_delay_s
 from marshal_py.client.metrics import ConsumerMetrics
 from marshal_py.errors import NeedsAtLeastOnce
-from marshal_py.protocol.claims import delivery
+from marshal_py.protocol import claims
 from marshal_py.protocol.wire.records import Note
 from tests.support.client_fixtures import (
     DEADLINE_S,
@@ -216,7 +216,7 @@ def test_a_storm_stops_what_is_new_and_is_reported(memory: MemoryTestCluster, mo
 
     ACKS: A nak storm never stops a partition silently: an event and a metric say so.
     """
-    monkeypatch.setattr(delivery, "WAITING_MAX", 5)
+    monkeypatch.setattr(claims, "WAITING_MAX", 5)
     topic = memory.topic(2)
     memory.fill(topic, 0, 9)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
@@ -237,7 +237,7 @@ def test_a_storm_stops_what_is_new_and_is_reported(memory: MemoryTestCluster, mo
 
 @pytest.mark.bounds(prefetch=4)
 def test_an_iteration_goes_on_after_a_storm(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "WAITING_MAX", 3)
+    monkeypatch.setattr(claims, "WAITING_MAX", 3)
     with memory.reading(30) as consumer:
         done = []
         for message in consumer:

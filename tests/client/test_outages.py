@@ -13,7 +13,7 @@ import marshal_py
 from marshal_py.errors import AccessDenied, ClusterUnreachable, CoordinationTopicMissing, MessageTooLarge
 from marshal_py.protocol.wire.identity import TopicPartition, route
 from marshal_py.protocol.wire.records import Evict, Leave
-from marshal_py.transport import connection_errors
+from marshal_py.transport import connecting
 from marshal_py.transport.kafka import KafkaTransport
 from tests.support.broker_faults import fail_requests, topics
 from tests.support.client_fixtures import (
@@ -229,7 +229,7 @@ def test_a_record_that_the_broker_finds_too_large_is_named(embedded: EmbeddedTes
 def test_a_client_that_may_not_write_gets_an_error(
     embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_errors, "REFUSED_S", 2.0)
+    monkeypatch.setattr(connecting, "REFUSED_S", 2.0)
     topic = embedded.topic()
     with embedded.connect() as marshal:
         fail_requests(embedded.broker, "Produce", *[29] * 100)

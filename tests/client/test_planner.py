@@ -10,7 +10,7 @@ import pytest
 from marshal_py.client.planner import Planner
 from marshal_py.client.ranges import share
 from marshal_py.errors import BatchOverdue, BatchRefused, ClaimLost, ConsumerClosed, InvalidOption
-from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims import AtLeastOnce
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import ClaimingMessages, Note
 from tests.support.client_fixtures import (

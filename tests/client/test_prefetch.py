@@ -359,7 +359,7 @@ BOUND = 40 * LARGE
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("way", [one_by_one, next_of, fetched, consumed_whole])
 @pytest.mark.parametrize("delivery", KINDS)
-@pytest.mark.parametrize("partitions", [1, 4])
+@pytest.mark.parametrize("partitions", [pytest.param(1, marks=pytest.mark.proof), 4])
 def test_what_is_buffered_is_bounded_in_bytes(
     cluster: OneQueueTestCluster, partitions: int, delivery: str, way: Callable[[Consumer], Iterator[Message]]
 ) -> None:
@@ -441,7 +441,7 @@ def by_next(consumer: Consumer) -> Iterator[Message]:
 
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("way", [by_fetch, by_next])
-@pytest.mark.parametrize("partitions", [1, 12])
+@pytest.mark.parametrize("partitions", [pytest.param(1, marks=pytest.mark.proof), 12])
 def test_messages_that_were_given_back_count_among_the_buffered_ones(
     cluster: OneQueueTestCluster, partitions: int, way: Callable[[Consumer], Iterator[Message]]
 ) -> None:
@@ -471,7 +471,7 @@ def test_messages_that_were_given_back_count_among_the_buffered_ones(
 
 
 @pytest.mark.usefixtures("slow")
-@pytest.mark.parametrize("partitions", [1, 12])
+@pytest.mark.parametrize("partitions", [pytest.param(1, marks=pytest.mark.proof), 12])
 def test_a_consume_whose_handler_fails_for_every_message_is_bounded(
     cluster: OneQueueTestCluster, partitions: int
 ) -> None:

@@ -22,7 +22,7 @@ from marshal_py.errors import (
     SnapshotRefused,
     TopicRecreated,
 )
-from marshal_py.history import state_differences
+from marshal_py.history import explain
 from marshal_py.log import replay
 from marshal_py.protocol import duties
 from marshal_py.protocol.fold import rationalizer, snapshot
@@ -477,8 +477,8 @@ def test_a_broken_fold_among_three(memory: MemoryTestCluster, monkeypatch: pytes
         assert [event.text for event in consumers[1]._driver.events if event.kind == "state_kept"] == [str(kept)]
         held = divergence_report.load(kept, IN[1])
         assert (held["client_id"], held["log"], held["first_difference"]) == ("b", 1, error.offset)
-        log = state_differences.plain_state(folded(memory, 1, held["at_offset"] + 1).groups[IN[1]], 100)
-        assert list(state_differences.differences(held["state"], log)) == [(f"partition {topic}:0", "generation", 1, 0)]
+        log = explain.plain_state(folded(memory, 1, held["at_offset"] + 1).groups[IN[1]], 100)
+        assert list(explain.differences(held["state"], log)) == [(f"partition {topic}:0", "generation", 1, 0)]
         until(
             lambda: sorted(len(consumers[at].cached_info().claims) for at in (0, 2)) == [1, 2], "the others take over"
         )

@@ -6,8 +6,7 @@ import pytest
 
 from marshal_py import Advisory, Consumer, ConsumerOptions
 from marshal_py.client.messages.answers import UnackedWatch
-from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.claims import AtLeastOnce, AtMostOnce, Claim
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from tests.support.client_fixtures import MemoryTestCluster, collect, joined, until
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marshal_py.history.consumption_rate import WINDOW_MS, ConsumptionRate
+from marshal_py.history.lag import WINDOW_MS, ConsumptionRate
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.identity import TopicPartition

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from marshal_py.history.describe import REASONS, as_dict, describe
+from marshal_py.history.explain import REASONS, as_dict, describe
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.rationalizer import Outcome, Verdict
 from marshal_py.protocol.wire.records import (

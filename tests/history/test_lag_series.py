@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from marshal_py.history.lag_series import MOMENTS_MAX, MOMENTS_MIN, EndsAt, LagSeries, PositionSampler, moments_between
+from marshal_py.history.lag import MOMENTS_MAX, MOMENTS_MIN, EndsAt, LagSeries, PositionSampler, moments_between
 from marshal_py.protocol.fold.rationalizer import apply
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.identity import TopicPartition

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from marshal_py.history.page import page
-from marshal_py.history.picture import Picture, PictureReader
+from marshal_py.history.picture import Picture, PictureReader, page
 from marshal_py.protocol.fold.world import World
 from tests.support.differential_log import GROUP, DifferentialLog
 from tests.support.timeline_page import data_in

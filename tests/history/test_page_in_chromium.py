@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from marshal_py.history.page import page
-from marshal_py.history.picture import Picture, PictureReader
+from marshal_py.history.picture import Picture, PictureReader, page
 from marshal_py.protocol.fold.world import World
 from tests.support.busy_group import GROUP, BusyGroup, busy_group
 

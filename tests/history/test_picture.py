@@ -8,9 +8,19 @@ from typing import Any
 
 import msgspec
 
-from marshal_py.history.describe import describe
-from marshal_py.history.page import page
-from marshal_py.history.picture import HUES, NOBODY, PAUSED, THE_GROUP, Mark, Picture, PictureReader, Span, colours_of
+from marshal_py.history.explain import describe
+from marshal_py.history.picture import (
+    HUES,
+    NOBODY,
+    PAUSED,
+    THE_GROUP,
+    Mark,
+    Picture,
+    PictureReader,
+    Span,
+    colours_of,
+    page,
+)
 from marshal_py.protocol.fold.rationalizer import apply
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.records import (

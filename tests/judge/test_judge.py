@@ -356,7 +356,7 @@ def deliveries_go_on_when_the_log_has_stopped(run: Run) -> None:
 
 @plant("S14", ALO_PLANTS)
 def nobody_minds_an_opaque_group(run: Run) -> None:
-    run.builder.write_raw(3_902, wire.record(GROUP, NOTE, -1, "future", record_version=2))
+    run.builder.write_raw(3_902, wire.record(GROUP, NOTE, -1, "future", record_version=3))
 
 
 @plant("S14", ALO_PLANTS)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from marshal_py.protocol.claims.claim import DELIVERIES
+from marshal_py.protocol.claims import DELIVERIES
 from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.progress import Range
 from marshal_sim.oracle.oracle import Oracle, Partition
@@ -69,6 +69,7 @@ def times_delivered(run: ProcessScenario, offset: int) -> int:
     return next((times for start, to, times in counted if start <= offset < to), 0)
 
 
+@pytest.mark.proof
 def test_a_kill_after_a_long_message_repeats_the_work_of_an_interval(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario
 ) -> None:
@@ -197,7 +198,8 @@ def test_what_no_owner_has_delivered_counts_twice_at_most(
         assert all(delivery <= n <= delivery + DELIVERIES for delivery, n in enumerate(counted, 1)), first
 
 
-@pytest.mark.parametrize("style", [pytest.param("single", marks=pytest.mark.proof), "batch"])
+@pytest.mark.proof
+@pytest.mark.parametrize("style", ["single", "batch"])
 def test_five_crashes_on_a_message_in_the_middle_are_counted_one_by_one(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str
 ) -> None:
@@ -212,6 +214,7 @@ def test_five_crashes_on_a_message_in_the_middle_are_counted_one_by_one(
         assert numbers(run, offset) == sorted(numbers(run, offset))
 
 
+@pytest.mark.proof
 def test_crashes_before_any_heartbeat_never_lower_a_count(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario
 ) -> None:
@@ -227,7 +230,8 @@ def test_crashes_before_any_heartbeat_never_lower_a_count(
     assert all(number <= delivery for delivery, number in enumerate(counted, 1))
 
 
-@pytest.mark.parametrize("style", ["single", pytest.param("batch", marks=pytest.mark.proof)])
+@pytest.mark.proof
+@pytest.mark.parametrize("style", ["single", "batch"])
 def test_a_message_that_kills_every_owner_at_once_is_counted_in_the_end(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str
 ) -> None:

@@ -97,7 +97,7 @@ def read_the_rest(run: ProcessScenario) -> None:
     each_once(run)
 
 
-@pytest.mark.parametrize("style", ["single", "batch"])
+@pytest.mark.parametrize("style", ["single", pytest.param("batch", marks=pytest.mark.proof)])
 def test_sigterm_loses_nothing(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str) -> None:
     run = with_backlog(kafka, topic, scenario)
     joined(run, "stopped", style=style, **SLOW)
@@ -110,6 +110,7 @@ def test_sigterm_loses_nothing(kafka: Cluster, topic: TopicFactory, scenario: Ma
     assert given_back(run) > 0, "no grant was open at the stop, so the test shows nothing"
 
 
+@pytest.mark.proof
 def test_two_consumers_that_are_stopped_one_after_the_other_lose_nothing(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario
 ) -> None:
@@ -127,6 +128,7 @@ def test_two_consumers_that_are_stopped_one_after_the_other_lose_nothing(
     assert given_back(run) > 0
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("leaves_by", ["block", "drain"])
 def test_the_end_of_the_block_and_drain_lose_nothing(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, leaves_by: str

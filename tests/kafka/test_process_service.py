@@ -1,4 +1,4 @@
-"""The service of docs/process.md in uvicorn: fifty calls at once, in order per key, through a rolling restart."""
+"""The service examples/calls.py in uvicorn: fifty calls at once, in order per key, through a rolling restart."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ def gateway() -> Iterator[Gateway]:
 
 
 class Services:
-    """Runs the page's program, several times."""
+    """Runs the program, several times."""
 
     def __init__(self, folder: Path, kafka: str, at: Gateway, topic: str) -> None:
-        program = blocks("docs/process.md")[4]
+        [program] = blocks("examples/calls.py")
         for name in ('"orders"', '"billing"'):
             assert program.count(name) == 1
         program = program.replace('"orders"', f'"{topic}"').replace('"billing"', f'"{topic}"')

@@ -45,7 +45,7 @@ LARGE = {
     *("give-back-eviction", "mode-change", "eviction", "two-admins", "step-down"),
     *("eviction-at-most-once", "set-position", "give-back-join"),
     *("last-will", "at-least-once", "fast-reclaim-of-the-living", "join-leave", "revival", "restart"),
-    *("give-back-move", "pinned-eviction"),
+    *("give-back-move", "pinned-eviction", "give-back-twin", "snapshots", "duplicates-at-most-once", "fast-reclaim"),
 }
 SMALL = [
     pytest.param(model.name, SMALLER.get(model.name, {}), marks=[pytest.mark.proof] if model.name in LARGE else [])

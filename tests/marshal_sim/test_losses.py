@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marshal_py.protocol.claims.delivery import AtMostOnce
+from marshal_py.protocol.claims import AtMostOnce
 from marshal_py.protocol.member.member import Member
 from marshal_sim.cluster.run import simulate
 from marshal_sim.cluster.scenario import Options

@@ -318,7 +318,7 @@ def test_misrouted() -> None:
 
 def test_opaque() -> None:
     """E5: from that record on, that group only; it has a state from there."""
-    for value in (envelope(GROUP, 16, b"?"), envelope(GROUP, NOTE, b"?", record_version=2)):
+    for value in (envelope(GROUP, 16, b"?"), envelope(GROUP, NOTE, b"?", record_version=3)):
         log = Log()
         assert log.put(value) == Verdict("ignored", "opaque", GROUP, None)
         assert log.group.opaque_at == 1

@@ -48,9 +48,10 @@ from tests.support.handmade_evidence import (
 )
 from tests.support.partly import PARTLY
 
-# 111: an admin deletes a group; 140: a topic of the log is created again; both are rare.
-SEEDS = (*range(25), 111, 140)
-MORE_SEEDS = range(25, 99)  # by `make proof`
+# Of the first seeds those that are quick, and have each kind of fault between them.
+SEEDS = (0, 2, 3, 5, 6, 8, 9, 10, 11, 13, 16, 19, 21, 22)
+# By `make proof`. 111: an admin deletes a group; 140: a topic of the log is created again; both are rare.
+MORE_SEEDS = (*(seed for seed in range(99) if seed not in SEEDS), 111, 140)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -75,9 +76,9 @@ def test_no_seed_of_many_violates_an_invariant() -> None:
 
 def test_the_runs_are_not_void(results: list[Result]) -> None:
     """A search in which nothing happens proves nothing."""
-    assert sum(result.takeovers for result in results) >= 100
-    assert sum(result.handovers for result in results) >= 100
-    assert sum(result.deliveries for result in results) >= 10_000
+    assert sum(result.takeovers for result in results) >= 50
+    assert sum(result.handovers for result in results) >= 50
+    assert sum(result.deliveries for result in results) >= 5_000
     struck = {kind for result in results for kind in result.strikes}
     assert struck >= {*STRIKE_KINDS, *LIFE_KINDS}
     assert any("create_race" in result.scenario.kinds for result in results)
@@ -100,19 +101,18 @@ def test_who_has_read_what_an_unclean_election_undid_stops(part: int, monkeypatc
     assert sum(result.strikes.get("unclean", 0) for result in runs) >= 15 // part
     assert sum(result.endings.get("TopicRecreated", 0) for result in runs) >= 15 // part
     monkeypatch.setattr(Process, "forked", property(lambda process: False, lambda process, value: None), raising=False)
-    found = {violation.invariant for seed in range(8) for violation in simulate(seed, options).violations}
-    assert found & {"S1", "S14"}
+    found = (violation.invariant for seed in range(8) for violation in simulate(seed, options).violations)
+    assert any(name in ("S1", "S14") for name in found)
 
 
 def test_a_run_is_repeatable(results: list[Result]) -> None:
-    again = simulate(SEEDS[3])
-    assert again == results[3]
+    assert simulate(SEEDS[2]) == results[2]
 
 
 def test_the_trace_does_not_depend_on_the_hash_seed(results: list[Result]) -> None:
     """Two processes with two seeds for str hashes run the same."""
-    program = "from marshal_sim.cluster.run import simulate\nprint(*(simulate(s).trace_hash for s in (3, 5, 9)))"
-    expected = " ".join(results[seed].trace_hash for seed in (3, 5, 9))
+    program = "from marshal_sim.cluster.run import simulate\nprint(simulate(3).trace_hash)"
+    expected = results[SEEDS.index(3)].trace_hash
     root = Path(__file__).resolve().parent.parent.parent
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)}
@@ -136,7 +136,7 @@ def test_an_idle_tick_comes_to_what_a_whole_one_does(results: list[Result], monk
     assert idle[0] > 1_000
     monkeypatch.setattr(Member, "_quiescent", lambda self, now: False)
     assert simulate(1, CALM) == calm
-    assert [simulate(seed) for seed in SEEDS[:6]] == results[:6]
+    assert [simulate(seed) for seed in SEEDS[:2]] == results[:2]
 
 
 def test_a_calm_cluster_stays_as_it_is() -> None:
@@ -991,13 +991,28 @@ SKIPPED = {
 }
 
 
-@pytest.mark.parametrize("name", QUICK)
+# `make test` looks for some of each kind, which are the quickest to find; `make proof` for all.
+SOME = frozenset(
+    {"X2", "X4", "X5", "X16", "X24", "X26", "X27", "X30", "X36", "X41", "O1", "G1", "A3", "D3", "D6", "D8", "D12A"}
+    | {"H1", "L1", "L2", "W1", "Q1", "Q2", "T19C", "T19D", "D14A", "D14B", "D15A", "D16B", "U3", "P7", "K1", "K6"}
+    | {"C2", "C9", "C13", "C19", "C22", "C24", "C28"}
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in SOME else pytest.mark.proof) for name in QUICK]
+)
 def test_a_planted_bug_is_found(name: str) -> None:
     """Where the seed that showed it last shows it no more, one of the first `EVERY` does."""
     hunt = find(name, RARE.get(name, SCHEDULES), SEEDS_BASE + SKIPPED.get(name, 0))
     hunt = hunt if hunt.found else find(name, EVERY)
     assert hunt.found
     assert hunt.invariant not in VAGUE
+
+
+def test_some_of_each_kind_are_looked_for() -> None:
+    assert set(QUICK) > SOME
+    assert {name[0] for name in SOME} == {name[0] for name in QUICK}
 
 
 def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:

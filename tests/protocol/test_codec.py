@@ -38,6 +38,7 @@ from marshal_py.protocol.wire.records import (
     ReleasingPartition,
     SeekingPartition,
     SetPosition,
+    Signed,
     Snapshot,
     StepDown,
     Topology,
@@ -183,6 +184,7 @@ FROZEN: dict[str, Record] = {
     "Note": Note(-1, "probe", "orders", 3, 4, 5, "text"),
     "Snapshot": Snapshot(GENESIS, OTHER_INCARNATION, 4_096, 1, 2, 2**64 - 1, 3, b"\x00state"),
     "SeekingPartition": SeekingPartition(300, 301, 2**50),
+    "Signed": Signed(bytes(range(32)), bytes(range(64)), 300, 8, b"body"),
 }
 
 
@@ -195,7 +197,7 @@ def frozen_lines() -> list[tuple[str, str, bytes]]:
 def test_frozen_bytes() -> None:
     """E7: records as first written always decode to the same values, whatever fields were appended since."""
     rows = frozen_lines()
-    assert [name for name, _, _ in rows] == [kind.__name__ for kind in records.RECORD_TYPES] == list(FROZEN)
+    assert [name for name, _, _ in rows] == list(NUMBERS) == list(FROZEN)
     for name, group, value in rows:
         assert opened(value).group == group
         assert opened(value).envelope_version == opened(value).record_version == 1
@@ -246,6 +248,7 @@ def number(text: str) -> int:
 
 WRONG_FOR_INTEGERS = (1.0, True, None, "1", b"1", [1], {})
 ROWS = {cells[1]: fields_in(cells[2]) for cells in rows_of("| n | record | fields |\n") if cells[0].isdigit()}
+NUMBERS = {**{kind.__name__: number for number, kind in enumerate(records.RECORD_TYPES)}, "Signed": codec.SIGNED}
 NESTED = {cells[0]: fields_in(cells[1]) for cells in rows_of("| name | elements |\n")}
 
 
@@ -330,9 +333,10 @@ def reads(kind: int, fields: tuple[object, ...]) -> bool:
 
 def test_the_tables_are_read() -> None:
     """E6: a pattern that misses rows would prove nothing: names and order are those of the structs."""
-    kinds = (*records.RECORD_TYPES, ClaimState, MessageRange, PauseWaited, Checkpoint, Move, Mapping)
+    kinds = (*records.RECORD_TYPES, Signed, ClaimState, MessageRange, PauseWaited, Checkpoint, Move, Mapping)
     structs = {kind.__name__: kind for kind in kinds}
-    assert list(ROWS) == [kind.__name__ for kind in records.RECORD_TYPES]
+    numbers = {cells[1]: int(cells[0]) for cells in rows_of("| n | record | fields |\n") if cells[0].isdigit()}
+    assert numbers == NUMBERS
     assert {**ROWS, **NESTED}.keys() == structs.keys()
     for name, texts in {**ROWS, **NESTED}.items():
         fields = msgspec.structs.fields(structs[name])
@@ -348,7 +352,7 @@ def test_the_tables_are_read() -> None:
 @pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: f"{bound.record}.{bound.name}")
 def test_bounds(bound: Bound) -> None:
     """E6: every field of 4.2: at its least and greatest value, just outside of it, and values of other kinds."""
-    kind = list(ROWS).index(bound.record)
+    kind = NUMBERS[bound.record]
     base = shortest(ROWS[bound.record])
     if bound.record == "ClaimingPartition" and bound.name == "topic":
         base = (base[0], base[1], -1, *base[3:])  # an empty one goes with partition -1 only

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.delivery import MARK_MS, AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.claims import MARK_MS, AtLeastOnce, AtMostOnce, Claim, ClaimPhase, OffsetRun
 from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.progress import Range

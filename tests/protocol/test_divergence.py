@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from marshal_py.errors import Diverged
-from marshal_py.protocol.claims.delivery import AtMostOnce
+from marshal_py.protocol.claims import AtMostOnce
 from marshal_py.protocol.fold.rationalizer import Verdict, apply
 from marshal_py.protocol.fold.world import FOLD_VERSION, World
 from marshal_py.protocol.member.member_state import first_difference

@@ -12,8 +12,8 @@ import mmh3
 import pytest
 
 from marshal_py.errors import LogGap, ProtocolUnknown, TopicRecreated
-from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.rationalizer import Outcome, apply
+from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import HASH_NAME, route
 from marshal_py.protocol.wire.records import Checkpoint, ClaimState, Genesis, Heartbeat, Join, Leave, Note, Snapshot
@@ -267,9 +267,8 @@ def test_another_version_of_a_log_record() -> None:
         assert isinstance(DifferentialLog().stops(wire.snapshot(**versions)), ProtocolUnknown)
 
 
-def test_a_log_record_has_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_record_has_one_version() -> None:
     """E3: Genesis and Snapshot have version 1, independent of the version of group records."""
-    monkeypatch.setattr(rationalizer, "RECORD_VERSION", 2)
     book = DifferentialLog(start=False)
     value = codec.encode(Genesis(INCARNATION, 1, HASH_NAME, 2), "", INCARNATION, 2)
     assert value == genesis()
@@ -290,11 +289,11 @@ def test_misrouted() -> None:
 @pytest.mark.parametrize(
     "newer",
     [
-        wire.record(GROUP, NOTE, -1, "k", record_version=2),
+        wire.record(GROUP, NOTE, -1, "k", record_version=3),
         wire.record(GROUP, NOTE, -1, "k", record_version=255),
-        wire.envelope(GROUP, 16, b"?"),
+        wire.envelope(GROUP, 17, b"?"),
         wire.envelope(GROUP, 255, b"", record_version=0),
-        wire.envelope(GROUP, 0, b"", record_version=2),
+        wire.envelope(GROUP, 0, b"", record_version=3),
     ],
 )
 def test_opaque(newer: bytes) -> None:
@@ -312,7 +311,7 @@ def test_opaque(newer: bytes) -> None:
         newer,
         codec.encode(Leave(session), GROUP, INCARNATION),
         wire.envelope(GROUP, NOTE, b"?"),
-        wire.envelope(GROUP, 16, b""),
+        wire.envelope(GROUP, 17, b""),
     ):
         assert book.put(value).reason == "opaque"
     assert (book.digest(), book.group.opaque_at) == (opaque, at)
@@ -466,6 +465,7 @@ def test_versions_that_members_read() -> None:
     """E8: Join carries the highest record version that its library reads; it is carried, never judged."""
     join = Join("c", bytes(16), 1, 1_000, ())
     assert join.reads_version == codec.RECORD_VERSION == 1
+    assert MemberOptions(client_id="c").reads_version == 2, "this one can verify signatures (F11.5)"
     assert codec.encode(join, GROUP, INCARNATION)[12 + len(GROUP)] == 1
     assert codec.encode(join, GROUP, INCARNATION, 2)[12 + len(GROUP)] == 2
     book = DifferentialLog()

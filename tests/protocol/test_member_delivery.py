@@ -8,8 +8,7 @@ from zlib import crc32
 import pytest
 
 from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError, ModeMismatch, SessionCloned
-from marshal_py.protocol.claims.claim import ClaimPhase
-from marshal_py.protocol.claims.delivery import AtMostOnce
+from marshal_py.protocol.claims import AtMostOnce, ClaimPhase
 from marshal_py.protocol.member.member_state import MIRROR_MS, Wanted
 from marshal_py.protocol.member.rebalance import GRANT_PACE_MS
 from marshal_py.protocol.wire.records import (

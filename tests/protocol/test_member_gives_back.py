@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marshal_py.errors import SessionCloned
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.delivery import AtMostOnce
+from marshal_py.protocol.claims import AtMostOnce, Claim, ClaimPhase
 from marshal_py.protocol.member.rebalance import GRANT_PACE_MS
 from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.claims import AtLeastOnce, AtMostOnce, Claim, OffsetRun
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.member import HEARTBEAT_BYTES
@@ -246,16 +245,15 @@ def versions(cluster: VirtualCluster, since: int = 0) -> dict[str, set[int]]:
 
 def test_a_group_of_two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     """E8: a newer reader writes the old version while a session lives that reads no other, and then its own."""
-    monkeypatch.setattr(rationalizer, "RECORD_VERSION", 2)
     cluster = VirtualCluster(partitions=4)
-    new = cluster.add("new", reads_version=2)
+    new = cluster.add("new", reads_version=2, writes_version=2)
     cluster.run(2 * I)
     assert versions(cluster)["Heartbeat"] == {2}
     assert {record.reads_version for _, record in new.sends(Join)} == {2}
     mixed = VirtualCluster(partitions=4)
     old = mixed.add("old", reads_version=1)
     mixed.run(THIRD_MS)
-    new = mixed.add("new", reads_version=2)
+    new = mixed.add("new", reads_version=2, writes_version=2)
     mixed.run(3 * I)
     assert old.owned
     assert new.owned
@@ -270,18 +268,17 @@ def test_a_group_of_two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(found == {2} for found in versions(mixed, at).values())
     assert new.owned == {0, 1, 2, 3}
     (left,) = [verdict.offset for verdict, _ in mixed.records(Leave)]
-    monkeypatch.setattr(rationalizer, "RECORD_VERSION", 1)
+    monkeypatch.setattr(rationalizer, "READS_VERSION", 1)
     world = World()
     for offset, value in enumerate(mixed.values):
         rationalizer.apply(world, offset, value)
     assert left < world.groups[GROUP].opaque_at <= at
 
 
-def test_the_oldest_reader_decides_the_version_that_others_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_reader_decides_the_version_that_others_write() -> None:
     """E8: from the moment its Join is read; until then the group may be opaque to it."""
-    monkeypatch.setattr(rationalizer, "RECORD_VERSION", 2)
     cluster = VirtualCluster(partitions=2)
-    new = cluster.add("new", reads_version=2)
+    new = cluster.add("new", reads_version=2, writes_version=2)
     cluster.run(2 * I)
     old = cluster.add("old", reads_version=1)
     cluster.run(THIRD_MS)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims import Claim, ClaimPhase
 from marshal_py.protocol.member import candidacy, rebalance
 from marshal_py.protocol.wire.records import ClaimingPartition, Heartbeat, Join, Leave, ReleasingPartition
 from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, THIRD_MS, TOPIC, WRITE_MS, VirtualCluster

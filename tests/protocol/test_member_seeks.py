@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from marshal_py.errors import SessionCloned
-from marshal_py.protocol.claims.claim import ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims import AtLeastOnce, ClaimPhase
 from marshal_py.protocol.wire.records import ReleaseGroup, ReleasingPartition, SeekingPartition
 from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, THIRD_MS, WRITE_MS, Client, VirtualCluster, tp
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from marshal_py.errors import DuplicateClientId, SessionCloned
-from marshal_py.protocol.claims.claim import ClaimPhase
+from marshal_py.protocol.claims import ClaimPhase
 from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.policy import candidate_order
 from marshal_py.protocol.wire.records import (

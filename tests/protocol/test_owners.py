@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from marshal_py.protocol.claims.delivery import AtLeastOnce, OffsetRun
+from marshal_py.protocol.claims import AtLeastOnce, OffsetRun
 from marshal_py.protocol.wire.records import PROGRESS_BYTES_MAX
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import pytest
 
 from marshal_py.client.ranges import Ranges
-from marshal_py.protocol.claims.claim import DELIVERIES, Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims import DELIVERIES, AtLeastOnce, Claim
 from marshal_py.protocol.wire.identity import NONE
 from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, THIRD_MS, WRITE_MS, Client, VirtualCluster
 

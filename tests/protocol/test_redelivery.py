@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import WAITING_MAX, AtLeastOnce, OffsetRun, Redeliveries
+from marshal_py.protocol.claims import WAITING_MAX, AtLeastOnce, Claim, OffsetRun, Redeliveries
 from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.identity import TopicPartition
 

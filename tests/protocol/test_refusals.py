@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol.claims.claim import ClaimPhase
+from marshal_py.protocol.claims import ClaimPhase
 from marshal_py.protocol.wire.records import UNREADABLE, Move, Note, ReleaseGroup, ReleasingPartition, SetPosition
 from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, TOPIC, WRITE_MS, Client, VirtualCluster, tp
 

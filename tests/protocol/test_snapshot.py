@@ -355,7 +355,7 @@ def test_an_opaque_group() -> None:
     """N7: no snapshot, because this version cannot read the whole state."""
     log = example()
     assert snapshot.state_of(log.world) is not None
-    log.put(wire.record("zz", 3, 0, record_version=2))
+    log.put(wire.record("zz", 3, 0, record_version=3))
     assert snapshot.state_of(log.world) is None
 
 

@@ -212,7 +212,7 @@ def test_nobody_writes_while_a_group_is_opaque() -> None:
     """N7: nor vouches: the checkpoint's state is not known."""
     log = DifferentialLog(exhaustive=False)
     one = Process(log, "one")
-    log.put(wire.record("newer", 3, 0, record_version=2))
+    log.put(wire.record("newer", 3, 0, record_version=3))
     grow(log, 2 * EVERY)
     assert not due(log, one)
     assert not due(log, one)
@@ -408,7 +408,7 @@ def test_sessions_that_a_snapshotter_does_not_evict() -> None:
     log = DifferentialLog(exhaustive=False)
     log.join("silent")
     log.must(log.new_join("newer"), "other")
-    log.put(wire.record("other", 3, 0, record_version=2))
+    log.put(wire.record("other", 3, 0, record_version=3))
     one = Process(log, "one")
     assert not live(log, [one], 5 * INTERVAL_MS)
     assert len(log.group.sessions) == 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -18,6 +18,14 @@ from tests.support.kafka import Cluster, TopicFactory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# For queries over few rows: each is planned once, and interpreted, because compiling one takes longer than running it.
+FEW_ROWS: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -44,6 +52,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         settings={
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.local.dir": str(folder / "local"),
+            **FEW_ROWS,
             "spark.connect.grpc.binding.address": "127.0.0.1",  # test_connect.py starts the server in this JVM
             "spark.connect.grpc.binding.port": "0",
         },

@@ -14,8 +14,8 @@ import pytest
 from deltalake import DeltaTable
 
 from marshal_py import errors
-from marshal_py.spark.log.log_tables import STATE_TABLES
-from marshal_py.spark.log.reports import QUESTIONS
+from marshal_py.spark.log_tables import STATE_TABLES
+from marshal_py.spark.reports import QUESTIONS
 from marshal_py.spark.stream.aliases import ALIASES, REFUSED
 from marshal_py.spark.stream.options import OPTIONS
 from tests.spark.kafka_topic import KafkaTopic

@@ -15,7 +15,7 @@ from marshal_py.client.values.finished import Source, Span
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.fencing_token import Token
 from marshal_py.spark import DeltaOutput, IcebergOutput
-from marshal_py.spark.stream.tasks import source_text
+from marshal_py.spark.stream.range_reader import source_text
 
 if TYPE_CHECKING:
     from pyiceberg.catalog.sql import SqlCatalog

@@ -13,8 +13,8 @@ import pytest
 from pyspark.errors import PySparkException
 
 from marshal_py.errors import HistoryTruncated
-from marshal_py.spark.log import columns
-from marshal_py.spark.log.log_tables import STATE_TABLES
+from marshal_py.spark import log_tables
+from marshal_py.spark.log_tables import STATE_TABLES
 from marshal_py.transport.dump import Header, Span, Writer
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.ports import LogRecord
@@ -81,7 +81,9 @@ def expected(tables: Sequence[str], **keep: Any) -> Any:
         name: [row for row in rows if all(getattr(row, k) == v for k, v in keep.items())]
         for name, rows in found.items()
     }
-    return bag(pa.Table.from_batches(columns.batches(rows, tables), columns.arrow_schema(columns.columns(tables))))
+    return bag(
+        pa.Table.from_batches(log_tables.batches(rows, tables), log_tables.arrow_schema(log_tables.columns(tables)))
+    )
 
 
 # --- where it comes from
@@ -124,7 +126,7 @@ def test_the_state_as_of_an_offset(spark: SparkSession, dump: str) -> None:
     found = read(spark, "marshal-state", {"path": dump}, table="standings", until="99")
     part = tuple(row for row in ROWS if row[1] < 100)
     rows = folded(part, PARTITIONS, ("standings",))
-    assert bag(found) == bag(pa.Table.from_batches(columns.batches(rows, ["standings"])))
+    assert bag(found) == bag(pa.Table.from_batches(log_tables.batches(rows, ["standings"])))
 
 
 def test_a_coordination_topic_without_records_is_empty(
@@ -180,4 +182,4 @@ def test_a_truncated_log_is_read_from_its_snapshot(spark: SparkSession, tmp_path
     path = write_dump(tmp_path / "cut.dump", [row for row in rows if row[1] >= 159])
     found = read(spark, "marshal-state", {"path": path}, table="standings")
     whole = {"standings": folded(rows, PARTITIONS, ("standings",))["standings"]}
-    assert bag(found) == bag(pa.Table.from_batches(columns.batches(whole, ["standings"])))
+    assert bag(found) == bag(pa.Table.from_batches(log_tables.batches(whole, ["standings"])))

@@ -16,11 +16,10 @@ from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import BatchRefused, ClusterUnreachable, InvalidOption, RangeLost
 from marshal_py.protocol.wire.fencing_token import Token
 from marshal_py.spark.stream import messages, range_reader
+from marshal_py.spark.stream.backfills import RangeOptions, RangesReader, ranges_json
 from marshal_py.spark.stream.messages import Run, arrow_schema, as_arrow, columns_of
 from marshal_py.spark.stream.options import as_options, kafka_options
-from marshal_py.spark.stream.range_reader import RangePartition
-from marshal_py.spark.stream.ranges import RangeOptions, RangesReader, ranges_json
-from marshal_py.spark.stream.tasks import Piece, pieces_of
+from marshal_py.spark.stream.range_reader import Piece, RangePartition, pieces_of
 from marshal_py.transport import settings
 from marshal_py.transport.ports import RawMessage
 from tests.spark.kafka_topic import KafkaTopic, MakeTopic

@@ -15,7 +15,7 @@ from typer.testing import Result
 from marshal_py.cli import spark as commands
 from marshal_py.errors import InvalidOption
 from marshal_py.spark import report, views
-from marshal_py.spark.log.reports import QUESTIONS
+from marshal_py.spark.reports import QUESTIONS
 from tests.spark.test_log_tables import PARTITIONS, ROWS, live, write_dump
 from tests.support.command_line import invoke
 from tests.support.logs import folded, groups_of

@@ -24,11 +24,10 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import ClaimingMessages
-from marshal_py.spark.log.log_tables import state_reader
+from marshal_py.spark.log_tables import state_reader
 from marshal_py.spark.stream import stream_source
-from marshal_py.spark.stream.backfills import BackfillOptions, BackfillReader
+from marshal_py.spark.stream.backfills import BackfillOptions, BackfillReader, RangeOptions, RangesReader
 from marshal_py.spark.stream.options import StreamOptions
-from marshal_py.spark.stream.ranges import RangeOptions, RangesReader
 from marshal_py.spark.stream.stream_source import QueryMember, StreamReader
 from pyspark_marshal import DefaultSource
 from tests.spark.kafka_topic import KafkaTopic, MakeTopic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.spark.stream.tasks import TASK_ROWS, TASKS_KEPT, Piece, tasks_of
+from marshal_py.spark.stream.range_reader import TASK_ROWS, TASKS_KEPT, Piece, tasks_of
 
 
 def pieces(*rows: int) -> list[Piece]:

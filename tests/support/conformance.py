@@ -516,6 +516,26 @@ class SourcePromises(Suite):
 
         return until(look, "a position is refused")
 
+    def test_of_a_topic_that_was_created_again_nothing_known_is_kept(
+        self, rig: Rig, topic: str, source: DataSource
+    ) -> None:
+        """What was fetched goes on where it was, in its round."""
+        tp = TopicPartition(topic, 0)
+        rig.produce(topic, 0, numbered(0, 20))
+        source.assign({tp: 0})
+        round_, found = source.round(tp), list[bytes | None]()
+
+        def read(count: int) -> bool:
+            for chunk in source.poll(0.1, count - len(found)):
+                assert chunk.round == round_
+                found.extend(message.value() for message in chunk.messages)
+            return len(found) >= count
+
+        until(lambda: read(5), "some came")
+        source.learn_leaders([topic], anew=True)
+        until(lambda: read(20), "all came")
+        assert found == numbered(0, 20)
+
     def test_a_polling_thread_does_not_delay_learn_leaders(self, rig: Rig, topic: str, source: DataSource) -> None:
         """A consumer's thread polls nearly all the time; the worker must get its turn."""
         source.assign({TopicPartition(topic, 0): 0})

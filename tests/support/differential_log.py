@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from marshal_py.errors import CoordinationError, HistoryRestarted, LogGap, ProtocolUnknown, TopicRecreated
-from marshal_py.history.state_differences import PARTITION_FIELDS
+from marshal_py.history.explain import PARTITION_FIELDS
 from marshal_py.protocol.fold.rationalizer import Outcome, Verdict, apply
 from marshal_py.protocol.fold.world import U64, Group, Partition, Session, World
 from marshal_py.protocol.wire import codec

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 SPARK, KAFKA, NEITHER = range(3)
 SPARK_ELSEWHERE: Final = ("tests/kafka/test_bench.py",)  # `bench.stream` runs two queries
-QUICK_S: Final = 3.0  # CPU seconds of a file that `--quick` runs: all of them together take a minute on two cores
+QUICK_S: Final = 2.0  # CPU seconds of a file that `--quick` runs: all of them together take a minute on two cores
 ALWAYS: Final = ("tests/test_architecture.py",)  # quick or not: most changes that it refuses are refused nowhere else
 
 

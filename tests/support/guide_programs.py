@@ -290,11 +290,11 @@ def in_spans(at: Place) -> None:
     assert at.acked() == MESSAGES
 
 
-@guide("docs/process.md", 5)
+@guide("docs/process.md", 4)
 def in_worker_processes(at: Place) -> None:
     """A process with worker processes, which a signal ends."""
     at.fill(2)
-    (at.folder / "seals.py").write_text(at.block("docs/process.md", 5), encoding="utf-8")
+    (at.folder / "seals.py").write_text(at.block("docs/process.md", 4), encoding="utf-8")
     with at.process(["seals.py"]) as running:
         until(lambda: running.poll() is not None or len(list(at.folder.glob("?-?"))) == MESSAGES, "all are sealed")
         running.send_signal(signal.SIGTERM)
@@ -303,10 +303,10 @@ def in_worker_processes(at: Place) -> None:
     assert at.acked() == MESSAGES
 
 
-@guide("docs/process.md", 6)
+@guide("docs/process.md", 5)
 def each_effect_once_in_parallel(at: Place) -> None:
     """A process, which a signal ends."""
-    _each_effect_once(at, "docs/process.md", 6)
+    _each_effect_once(at, "docs/process.md", 5)
 
 
 @guide("docs/acks.md", 4)

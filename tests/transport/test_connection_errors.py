@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from marshal_py.errors import AccessDenied, AuthenticationFailed, MarshalError, TlsMismatch
-from marshal_py.transport.connection_errors import (
+from marshal_py.transport.connecting import (
     CONNECTION,
     READ,
     REFUSED_NEW_S,

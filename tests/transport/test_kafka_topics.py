@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from marshal_py.errors import AccessDenied, ClusterUnreachable
-from marshal_py.transport import requests
+from marshal_py.transport import kafka_admin
 from marshal_py.transport.kafka_admin import SHOWN_ANSWERS, KafkaTopics
 from marshal_py.transport.ports import TopicInfo
 
 OLD, NEW, GROWN = TopicInfo(1, "old"), TopicInfo(1, "new"), TopicInfo(3, "new")
 
 
-class Brokers(requests.Requester):
+class Brokers(kafka_admin.Requester):
     """Accepts every change, and describes the topic as planned; the last answer stays."""
 
     def __init__(self, *answers: TopicInfo | None) -> None:
         super().__init__({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
-        self.errors = requests.ConnectionErrors({})
+        self.errors = kafka_admin.ConnectionErrors({})
         self.answers = list(answers)
         self.sent: list[bool] = []
 
@@ -64,7 +64,7 @@ def grow(topics: KafkaTopics, dry_run: bool = False) -> None:
 def test_a_change_returns_when_the_brokers_show_it(
     change: Callable[[KafkaTopics], None], answers: tuple[TopicInfo | None, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(kafka_admin, "RETRY_PAUSE_S", 0.0)
     brokers = Brokers(*answers)
     change(brokers.topics())
     assert (brokers.answers, brokers.sent) == ([answers[-1]], [False])
@@ -77,7 +77,7 @@ def test_a_change_returns_when_the_brokers_show_it(
 def test_what_is_never_shown_and_what_need_not_be(
     change: Callable[[KafkaTopics, bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "CREATED_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(kafka_admin, "CREATED_TIMEOUT_S", 0.0)
     with pytest.raises(ClusterUnreachable, match="nowhere:1 while waiting for orders to appear: it was created"):
         change(Brokers(None).topics(), False)
     change(Brokers(None).topics(), True)  # a dry run makes nothing

@@ -12,9 +12,9 @@ from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import route
 from marshal_py.transport import settings
 from marshal_py.transport.kafka import KafkaLog
+from marshal_py.transport.kafka_admin import SharedRequester
 from marshal_py.transport.memory import MemoryBroker, MemoryLog, MemoryTransport
 from marshal_py.transport.ports import LogRecord
-from marshal_py.transport.requests import SharedRequester
 
 GROUP_LENGTH_AT = 11  # offset of the group id's length in a record; only a Genesis has 0 there
 GIVEN = {"bootstrap.servers": "127.0.0.1:1", "fetch.wait.max.ms": 7}

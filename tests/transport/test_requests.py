@@ -12,10 +12,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 from marshal_py.errors import ClusterUnreachable
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.transport import requests, settings
+from marshal_py.transport import kafka_admin, settings
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
-from marshal_py.transport.requests import SharedRequester, ask_any_broker, list_bounds
+from marshal_py.transport.kafka_admin import SharedRequester, ask_any_broker, list_bounds
 from tests.support.broker_faults import set_leader
 from tests.support.client_fixtures import DEADLINE_S, until
 
@@ -41,12 +41,12 @@ def done(value: Any) -> Future[Any]:
     return answer
 
 
-class Client(requests.Requester):
+class Client(kafka_admin.Requester):
     """Gives the answers that a test has planned."""
 
     def __init__(self, *answers: Future[Any]) -> None:
         super().__init__({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
-        self.errors = requests.ConnectionErrors({})
+        self.errors = kafka_admin.ConnectionErrors({})
         self.answers = list(answers)
         self.looked = 0
 
@@ -66,7 +66,7 @@ class Offset:
 
 def test_a_broker_that_does_not_answer_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The metadata are refreshed before the next attempt: they decide which broker is asked."""
-    monkeypatch.setattr(requests, "BROKER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(kafka_admin, "BROKER_TIMEOUT_S", 0.01)
     client = Client(Future(), failed(KafkaError._TRANSPORT), done(5))
     assert ask_any_broker(client, client.ask, DEADLINE_S) == 5
     assert client.looked == 2

@@ -21,7 +21,8 @@ from marshal_py.admin.plans.operation import (
     Terms,
     holders,
 )
-from marshal_py.admin.plans.pause import Drain, PauseLock
+from marshal_py.admin.plans.pause import Drain, PauseLock, name_of
+from marshal_py.admin.plans.sessions import RemovePlan
 from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.client.values.options import (
     Wanted,
@@ -39,6 +40,7 @@ from marshal_py.errors import (
     GroupMissing,
     InvalidOption,
     MarshalError,
+    MembersAlive,
     SettingsChanged,
 )
 from marshal_py.protocol.fold.policies import PARTITIONED
@@ -255,20 +257,24 @@ class ConfigPlan(ChangePlan):
 
 
 class DeletionPlan(ChangePlan):
-    """Deletes the group with its live sessions, in a pause without owners (F9.5, M15). Consumers end with GroupDeleted.
-    That somebody else has deleted it is a success, too."""
+    """Deletes the group in a pause without owners (F9.5, M15), with its live sessions if `force`: consumers end with
+    GroupDeleted. That somebody else has deleted it is a success, too."""
 
     what = "the deletion"
 
-    def __init__(self, context: GroupContext, terms: Terms = USUAL) -> None:
+    def __init__(self, context: GroupContext, terms: Terms = USUAL, force: bool = True) -> None:
         if context.group is None:
             raise GroupMissing(context.name, "has never been used")
         super().__init__(context, terms, True, None)
+        self._force = force
 
     def record(self, group: Group, token: int) -> GroupConfig:
-        return GroupConfig(group.config_offset, token, deleted=True, by=self.by)
+        return GroupConfig(group.config_offset, token, deleted=True, by=self.by, admin_keys=group.keys)
 
     def refusal(self, group: Group) -> MarshalError | None:
+        if group.sessions and not self._force:
+            names = tuple(name_of(group, session) for session in sorted(group.sessions))
+            return MembersAlive(group.name, RemovePlan.what, names)
         return None  # whatever the settings are now
 
     def give_up(self, error: MarshalError) -> None:

@@ -22,6 +22,7 @@ from marshal_py.protocol.member.advisory import PROBE
 from marshal_py.protocol.time import FailureDetector, Liveness
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import EVICT_INTERVALS, Evict, Note, Record
+from marshal_py.protocol.wire.signatures import SigningKey
 
 BY_BYTES_MAX: Final = 255  # of a text in a record (PROTOCOL.md 4.2)
 RUN_BYTES: Final = 4  # two runs of one person at one moment must tell their records apart
@@ -33,6 +34,7 @@ class Author(NamedTuple):
 
     who: str
     by: str
+    key: SigningKey | None = None  # what it signs records with, in groups that have keys (rule 11)
 
     @classmethod
     def of(cls, user: str, host: str, tool: str, random: bytes) -> Author:

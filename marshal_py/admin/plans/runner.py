@@ -17,13 +17,15 @@ from typing import Final
 
 from marshal_py.admin.plans.operation import RUN_BYTES, Author, GroupContext, Operation, Progress
 from marshal_py.admin.views.pause_history import PauseHistory
-from marshal_py.errors import AdminGaveUp, GroupMissing, MarshalError
+from marshal_py.errors import AdminGaveUp, GroupMissing, KeyNeeded, MarshalError
 from marshal_py.log import replay
 from marshal_py.log.reader import POLL_S, LogReader
 from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition, check_id, route
-from marshal_py.protocol.wire.records import ClaimingPartition, Record
+from marshal_py.protocol.wire.records import ClaimingPartition, Record, Signed
+from marshal_py.protocol.wire.signatures import SigningKey, needs_key, signed
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import ClusterAdmin, LogRecord, Transport
 
@@ -57,7 +59,13 @@ class OperationRunner:
     timeout_s: float
 
     def __init__(
-        self, transport: Transport, topic: str, group: str, timeout_s: float, author: Author | None = None
+        self,
+        transport: Transport,
+        topic: str,
+        group: str,
+        timeout_s: float,
+        author: Author | None = None,
+        key: SigningKey | None = None,
     ) -> None:
         """Folds the group's log to its end. `context.group` is None for a group that was never used."""
         check_id("group", group)
@@ -83,7 +91,7 @@ class OperationRunner:
             self.close()
             raise
         self.context: GroupContext = GroupContext(
-            self._world, group, self._pause_history, author or author_here(), secrets.token_bytes
+            self._world, group, self._pause_history, (author or author_here())._replace(key=key), secrets.token_bytes
         )
 
     def __enter__(self) -> OperationRunner:
@@ -239,8 +247,19 @@ class OperationRunner:
         genesis = self._world.genesis
         if genesis is None:  # the group's log has not begun, so no group is in it
             raise GroupMissing(self._name, "has never been used")
-        value = codec.encode(record, self._name, genesis.incarnation, self._world.writes_version(self._name))
+        value = sealed(self._world, self._name, genesis.incarnation, record, self.context.author.key)
         self._reader.log.append(self._number, self._name.encode(), value)
+
+
+def sealed(world: World, name: str, incarnation: bytes, record: Record, key: SigningKey | None) -> bytes:
+    """Returns the value to write, signed in a group with keys. Raises KeyNeeded without one of them."""
+    group = world.groups.get(name)
+    written: Record | Signed = record
+    if group is not None and group.keys and needs_key(record):
+        if key is None or key.public not in group.keys:
+            raise KeyNeeded(name, tuple(each.hex() for each in group.keys), "" if key is None else key.public.hex())
+        written = signed(record, name, incarnation, group.config_offset, key)
+    return codec.encode(written, name, incarnation, world.writes_version(name))
 
 
 def _claims_pin(record: Record | None) -> bool:

@@ -113,7 +113,8 @@ class EvictPlan(Operation):
 
 
 class RemovePlan(EvictPlan):
-    """Deletes a group without live sessions (F9.5). Sessions that are silent are evicted first."""
+    """Deletes a group without live sessions (F9.5). Sessions that are silent are evicted first. A group
+    with keys it leaves to a DeletionPlan, because that deletion needs a pause (F11.4)."""
 
     what = "a group with live members is not deleted"
 
@@ -136,7 +137,9 @@ class RemovePlan(EvictPlan):
             self.give_up(MembersAlive(group.name, self.what, names))
             return
         self.wait(group, now)
-        if not self.left and self.giving_up is None:
+        if not self.left and group.keys:
+            self.end()
+        elif not self.left and self.giving_up is None:
             by = self.context.author.signed(self.reason)
             self.send(GroupConfig(group.config_offset, deleted=True, by=by), now)
 

@@ -222,7 +222,8 @@ def of_group(
 
 def _empty(name: str) -> Check:
     """Says that nobody is there. With a lag, `standstills` says it."""
-    return Check("no consumer", "warn", f"{name!r}: no live session", "start a consumer of this group")
+    advice = f"start one; why the last ones ended: marshal advisories {name} -n 5"
+    return Check("no consumer", "warn", f"{name!r}: no live session", advice)
 
 
 def of_retention(name: str, rows: Iterable[PartitionHealth]) -> Iterator[Check]:
@@ -268,11 +269,15 @@ def of_slow(group: str, found: Iterable[Slow]) -> Iterator[Check]:
 
 
 def of_deaths(group: Group, deaths: int, causes: Sequence[Standstill]) -> Iterator[Check]:
-    """Yields a check if consumers die again and again, as bad as that none is left. `deaths`: of the last minute."""
+    """Yields a check if consumers have died: a fact, or, if they do so again and again, a warning that is as bad as
+    that none is left. `deaths`: of the last minute."""
+    advice = f"why, their own logs say; who and when: marshal advisories {group.name} --kind died --kind evicted"
     if deaths >= DEATHS_MANY:
         text = f"{group.name!r}: {deaths} consumers have died within a minute"
-        advice = f"why, their own logs say; who and when: marshal advisories {group.name} --kind died --kind evicted"
         yield Check("crash loop", "fail" if "no_consumer" in fails(group, causes) else "warn", text, advice)
+    elif deaths:
+        died = "a consumer has died" if deaths == 1 else f"{deaths} consumers have died"
+        yield Check("deaths", "ok", f"{group.name!r}: {died} within a minute", advice)
 
 
 def check(found: GroupHealth, limits: Limits, in_cluster: bool = True) -> GroupCheck:

@@ -152,7 +152,7 @@ class GroupInfo(Struct, frozen=True, kw_only=True):
 
     What the policy of the group does not have is None, False or empty.
 
-    `settings_from`: None if nobody has set anything.
+    `admin_keys`: as in GroupConfig. `settings_from`: None if nobody has set anything.
     """
 
     group: str
@@ -182,6 +182,7 @@ class GroupInfo(Struct, frozen=True, kw_only=True):
     priority_timeout_s: float | None = None
     failover_s: float | None = None
     lag_weighted: bool = False
+    admin_keys: tuple[str, ...] = ()
     settings_from: SettingsOrigin | None
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.group_info import Check, GroupHealth, PartitionHealth, PauseInfo
-from marshal_py.history.consumption_rate import ConsumptionRate
+from marshal_py.history.lag import ConsumptionRate
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, Partition
 from marshal_py.protocol.member.advisory import Advisory

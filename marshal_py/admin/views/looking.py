@@ -14,7 +14,7 @@ from marshal_py.admin.views import overview
 from marshal_py.admin.views.overview import Stopped
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.admin.views.recreated_topics import find_recreated
-from marshal_py.history.unanswered import Unanswered
+from marshal_py.history.lag import Unanswered
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.waiting import HANGS_MS, UNOWNED_MS, Facts

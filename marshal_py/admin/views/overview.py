@@ -207,6 +207,7 @@ def info(
             for p in sorted(existing(group).values(), key=lambda p: p.tp)
             if p.tp.partition >= 0
         ),
+        admin_keys=tuple(key.hex() for key in group.keys),
         settings_from=None if group.config is None else SettingsOrigin(group.config_offset, config.by),
     )
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import asdict
 
 from marshal_py.admin.views.group_info import GroupHealth
-from marshal_py.history.consumption_rate import WINDOW_MS
+from marshal_py.history.lag import WINDOW_MS
 
 
 class GroupTrend(GroupHealth, frozen=True):

@@ -86,7 +86,7 @@ def demo(
 
 def write_timeline(plan: Plan, timeout_s: float, file: Path) -> None:
     """Writes the page of who owned what in the demo."""
-    from marshal_py.history.page import page
+    from marshal_py.history.picture import page
     from marshal_py.log.observer import Observer
     from marshal_py.log.pictures import Period, picture_of
 

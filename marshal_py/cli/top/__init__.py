@@ -18,7 +18,7 @@ from msgspec import Struct
 from marshal_py.admin.views.trends import GroupTrend
 from marshal_py.cli import explain, output
 from marshal_py.cli.documents import Time, prints, time_of
-from marshal_py.cli.options import ReadOptions, check_time, command, require_group, since_of
+from marshal_py.cli.options import ReadOptions, check_time, command, require_group
 from marshal_py.cli.terminal import Terminal
 from marshal_py.cli.top import picture
 from marshal_py.cli.top import screen as choosing
@@ -28,7 +28,6 @@ from marshal_py.cli.top.source import Source, change
 from marshal_py.errors import MarshalError
 from marshal_py.log.observer import Observer
 from marshal_py.transport.clock import SystemClock
-from marshal_py.transport.dump import memory_transport
 
 EXAMPLE: Final = output.example("marshal top --once")
 LEAST_S: Final = 0.2  # a refresh of thousands of partitions takes a third of it
@@ -72,7 +71,7 @@ def top(
     if write and (options.dump is not None or at is not None):
         raise typer.BadParameter("--write changes the present, not the past")
     open_observer, times_ms = _reader(options)
-    at_ms = since_of(at, None if times_ms is None else times_ms[1])
+    at_ms = options.moment(at)
     if times_ms is None and at_ms is not None:
         times_ms = 0, SystemClock().now().wall_ms
     if times_ms is not None:
@@ -98,10 +97,9 @@ def _reader(options: ReadOptions) -> tuple[Callable[[], Observer], tuple[int, in
     """Returns what opens a reader of the log and, of a dump, its first and last time."""
     if options.dump is None:
         return options.observer, None
-    header, transport = memory_transport(options.dump)
-    with Observer(transport, header.topic) as observer:
+    with options.observer() as observer:
         times_ms = [record.timestamp_ms for record in observer.records(observer.logs_of(None))] or [0]
-    return (lambda: Observer(transport, header.topic)), (min(times_ms), max(times_ms))
+    return options.observer, (min(times_ms), max(times_ms))
 
 
 def _print(options: ReadOptions, source: Source) -> None:

@@ -98,8 +98,8 @@ def word(row: GroupTrend) -> str:
     """Returns the state of a group in one word or two."""
     if row.causes:
         return next(iter(row.causes)).replace("_", " ")
-    if row.findings:
-        return row.findings[0].name
+    if wrong := [one.name for one in row.findings if one.level != "ok"]:
+        return wrong[0]
     return "ok" if row.sessions else "no member" if row.lag is None else "idle"
 
 

@@ -17,7 +17,7 @@ from marshal_py.admin.watch import Watch
 from marshal_py.cli.options import ReadOptions
 from marshal_py.cli.top.screen import Order
 from marshal_py.errors import MarshalError
-from marshal_py.history.consumption_rate import WINDOW_MS
+from marshal_py.history.lag import WINDOW_MS
 from marshal_py.log.observer import Observer
 
 REASON: Final = "marshal top"

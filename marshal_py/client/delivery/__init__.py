@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("buffers", "delivery_queue", "fetched_claims", "grants", "prefetch", "redelivery")
+DOORS: Final = ("buffers", "delivery_queue", "prefetch")

@@ -17,9 +17,8 @@ from typing import Final
 
 from msgspec import structs
 
-from marshal_py.client.connection import Ask, Context, Repeats, Tasks, TaskSteps, UserCallbacks
-from marshal_py.client.delivery.delivery_queue import DeliveryQueue
-from marshal_py.client.delivery.fetched_claims import FetchedClaims
+from marshal_py.client.connection import Ask, Context, Repeats, Tasks, TaskSteps
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue, FetchedClaims
 from marshal_py.client.driver import divergence_report
 from marshal_py.client.ranges import PlannedClaims, Ranges, UnfetchedSource
 from marshal_py.client.values import position_text
@@ -36,7 +35,7 @@ from marshal_py.errors import (
     PartitionError,
 )
 from marshal_py.history.advisories import PARKED, TOGETHER, to_lines
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
+from marshal_py.protocol.claims import Claim, ClaimPhase
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.advisory import ALARMING, Advisory, AdvisoryKind
 from marshal_py.protocol.member.member import Member
@@ -127,21 +126,12 @@ def check_count(topics: tuple[str, ...], found: int) -> None:
 class TopicWatch:
     """Keeps what the cluster last said of a consumer's topics."""
 
-    def __init__(
-        self,
-        context: Context,
-        member: Member,
-        later: frozenset[str],
-        learn_leaders: Callable[[str], None],
-        publish: Callable[[AdvisoryKind, str, str], None],
-        kick: Callable[[], None],
-    ) -> None:
-        """`later`: topics that came after the group began (D5). `publish(kind, topic, text)`: tells the user. `kick`:
-        steps the member."""
+    def __init__(self, driver: ConsumerDriver, later: frozenset[str]) -> None:
+        """`later`: topics that came after the group began (D5)."""
         self.later: set[str] = set(later)
         self.missing: set[str] = set()  # named topics that the cluster said not to have, as of the last look
-        self._context, self._member = context, member
-        self._learn_leaders, self._publish, self._kick = learn_leaders, publish, kick
+        self._ids: dict[str, str] = dict(driver.member.topics.ids)  # as of the last look, also of topics that are gone
+        self._driver, self._context, self._member = driver, driver.context, driver.member
 
     @property
     def absent(self) -> frozenset[str]:
@@ -186,10 +176,10 @@ class TopicWatch:
             gone = known - found - member.gone_topics
             for topic in sorted(gone):
                 if topic in member.found_topics:
-                    self._publish("topic_missing", topic, "it was deleted; its partitions are released")
+                    self._driver.advise("topic_missing", topic, text="it was deleted; its partitions are released")
                 member.forget_topic(topic)
         if gone:
-            self._kick()
+            self._driver.kick()
 
     def look_at(self, topic: str) -> None:
         """Asks Kafka about one topic. Raises ClusterError."""
@@ -199,18 +189,22 @@ class TopicWatch:
             if info is None:
                 if named and topic not in self.missing:
                     self.missing.add(topic)
-                    self._publish("topic_missing", topic, "it was deleted; its partitions wait")
+                    self._driver.advise("topic_missing", topic, text="it was deleted; its partitions wait")
                 return
             if topic in self.missing:
                 self.missing.discard(topic)
-                self._publish("topic_found", topic, "")
+                self._driver.advise("topic_found", topic)
             if not named and topic not in member.found_topics:
                 self.later.add(topic)
-                self._publish("topic_found", topic, "a pattern matches it")
+                self._driver.advise("topic_found", topic, text="a pattern matches it")
             changed = member.learn_topic(topic, info.partitions, info.topic_id)
-        if changed:
-            self._learn_leaders(topic)
-            self._kick()
+            anew = self._ids.get(topic, info.topic_id) != info.topic_id != ""
+            self._ids[topic] = info.topic_id or self._ids.get(topic, "")
+        if anew:
+            self._driver.kick()  # what it owns of the old topic is parked at once
+        if changed or anew:
+            self._driver.source.learn_leaders([topic], anew)
+            self._driver.kick()
 
 
 # --- Notices when a group's settings leave a consumer, or partitions of its topics, without the other (`unserved`).
@@ -266,9 +260,8 @@ LASTS_MS: Final = 30_000  # six copies in a row; a coordinator that moves is the
 class PositionCopies:
     """Copies the positions of one consumer."""
 
-    def __init__(self, context: Context, member: Member, report: Callable[[str], None]) -> None:
-        """`report`: is called with the lock held, with why Kafka has refused all copies for LASTS_MS."""
-        self._context, self._member, self._report = context, member, report
+    def __init__(self, driver: ConsumerDriver) -> None:
+        self._driver, self._context, self._member = driver, driver.context, driver.member
         self._wanted: dict[TopicPartition, int] = {}
         self._refusals = CommitRefusals()
 
@@ -291,7 +284,9 @@ class PositionCopies:
                 told = self._refusals.answered(refused, context.clock.now())
             with context.outbox, context.lock:
                 if told:
-                    self._report(told)
+                    self._member.note("mirror_refused", text=told)
+                    now = context.clock.now()  # a tick now: it may be the last copy of one that has left
+                    self._driver.execute(self._member.tick(now), now)
                 if refused:
                     self._member.not_mirrored(positions)
                     return
@@ -325,6 +320,38 @@ PREFETCH_POLL_S: Final = 0.004  # while a partition is fetched ahead: a hand-ove
 BEGAN_AT_END: Final = "nothing is committed: it reads what comes from now on; start='earliest' reads what is there"
 
 
+# --- Which callbacks of one consumer's options a tick of its member leads to, in which order.
+#
+# They run on the thread of `Callbacks`. A consumer is active while it owns a partition.
+
+
+class UserCallbacks:
+    """Submits the callbacks of one consumer, and knows whether its user was told that it is active."""
+
+    def __init__(self, driver: ConsumerDriver) -> None:
+        self._driver = driver
+        self._active = False
+
+    def notify(self, ready: Ready, active: bool) -> None:
+        """Submits what a tick led to. `active`: whether the consumer owns a partition after it."""
+        options, submit, info = self._driver.options, self._driver.context.callbacks.submit, self._driver.claim_info
+        if options.on_lost is not None:
+            for claim, reason in ready.lost:
+                if claim.told:
+                    submit(partial(options.on_lost, info(claim), reason))
+        if active != self._active:
+            self._active = active
+            changed = options.on_activated if active else options.on_deactivated
+            if changed is not None:
+                submit(changed)
+        if options.on_claim is not None:
+            for claim in ready.claimed:
+                submit(partial(options.on_claim, info(claim)))
+        if options.on_revoking is not None:
+            for claim in ready.revoking:
+                submit(partial(options.on_revoking, info(claim)))
+
+
 # --- The driver
 
 
@@ -356,19 +383,12 @@ class ConsumerDriver:
         of this Marshal's consumers in this log."""
         self.context, self.log, self.member, self.options = context, log, member, options
         self.incarnation = incarnation
-        self.topic_watch: TopicWatch = TopicWatch(
-            context,
-            member,
-            new_topics,
-            lambda topic: self.source.learn_leaders([topic]),
-            self._publish_topic,
-            self.kick,
-        )
+        self.topic_watch: TopicWatch = TopicWatch(self, new_topics)
         self._refold, self._siblings = refold, siblings
         self.group_key: bytes = member.name.encode()
         self.worker: Tasks = context.new_worker(f"marshal-worker-{member.name}")
         self.claims: FetchedClaims | PlannedClaims = (
-            self._planned_claims(source)
+            PlannedClaims(context, member, source, options, incarnation, self.submit, lambda: self.topic_watch.absent)
             if plans
             else FetchedClaims(context, member, source, options, incarnation, self.submit)
         )
@@ -382,14 +402,14 @@ class ConsumerDriver:
         self._event_log = EventLog(context.logger)
         self.handler_failures: Repeats = Repeats(context.monotonic)  # causes that were logged; with the lock held
         self._unserved = UnservedWatch()
-        self._user_callbacks = UserCallbacks(options, context.callbacks.submit, self.claim_info)
+        self._user_callbacks = UserCallbacks(self)
         self.prefetching: set[TopicPartition] = set()  # fetched ahead, and no message has come yet
         self.refused_positions: dict[
             TopicPartition, OutOfRange
         ] = {}  # the cluster refused the position; asked until it answers
         self._to_resolve: list[Wanted] = []
         self._ends_due_ms = 0
-        self._copies = PositionCopies(context, member, self._report_refused_copy)
+        self._copies = PositionCopies(self)
         self.counters: Counters = Counters()
         self.began_at_end: set[TopicPartition] = set()  # as in ConsumerInfo
 
@@ -400,17 +420,6 @@ class ConsumerDriver:
     @property
     def source(self) -> DataSource | UnfetchedSource:
         return self.claims.source
-
-    def _planned_claims(self, source: DataSource) -> PlannedClaims:
-        return PlannedClaims(
-            self.context,
-            self.member,
-            source,
-            self.options,
-            self.incarnation,
-            self.submit,
-            lambda: self.topic_watch.absent,
-        )
 
     def close(self) -> None:
         """Closes the data source, and ends the worker after its queued tasks. Called when the consumer has ended."""
@@ -566,23 +575,28 @@ class ConsumerDriver:
         )
         if path:
             error.keep(path)
-            self.publish(
-                Advisory(
-                    "state_kept",
-                    member.name,
-                    member.options.client_id,
-                    text=path,
-                    session=member.session,
-                    log=self.log,
-                    log_offset=error.offset,
-                )
-            )
+            self.advise("state_kept", text=path, at=error.offset)
 
     def _notify(self, ready: Ready) -> None:
         shared = {one.session for one in ready.advisories if one.kind == "client_id_shared"}
         own = shared and shared.intersection(self._siblings())  # consumers of one Marshal share its client_id by right
         self.publish(*(one for one in ready.advisories if one.kind != "client_id_shared" or one.session not in own))
         self._user_callbacks.notify(ready, bool(self.member.claims))
+
+    def advise(
+        self,
+        kind: AdvisoryKind,
+        topic: str = "",
+        partition: int = NONE,
+        epoch: int = NONE,
+        offset: int = NONE,
+        *,
+        text: str = "",
+        at: int = NONE,
+    ) -> None:
+        """Publishes an advisory of this consumer alone. `at`: the record behind it."""
+        member, of = self.member, (topic, partition, epoch, offset, NONE, text)
+        self.publish(Advisory(kind, member.name, member.options.client_id, *of, member.session, self.log, at))
 
     def publish(self, *advisories: Advisory) -> None:
         """Adds advisories to `Consumer.events`, and to `logging` in as few lines as people need."""
@@ -636,11 +650,6 @@ class ConsumerDriver:
             self.member.advise("began_at_end", tp, text=BEGAN_AT_END)
         self.began_at_end.add(tp)
 
-    def _report_refused_copy(self, refused: str) -> None:
-        self.member.note("mirror_refused", text=refused)
-        now = self.context.clock.now()
-        self.execute(self.member.tick(now), now)  # now: it may be the last copy of one that has left
-
     def _check_refused(self) -> TaskSteps:
         """Asks for the bounds of partitions with a refused position (D6): below, it moves to the beginning; beyond, or
         truncated, the partition is parked. The topic's id comes first: it may be recreated (D10). Without an answer it
@@ -691,14 +700,6 @@ class ConsumerDriver:
     def look_at_topics(self) -> None:
         """Has the worker ask the cluster which topics there are, for their partition counts and their ids."""
         self.submit("the look at topics", self.topic_watch.look)
-
-    def _publish_topic(self, kind: AdvisoryKind, topic: str, text: str) -> None:
-        member = self.member
-        self.publish(
-            Advisory(
-                kind, member.name, member.options.client_id, topic, text=text, session=member.session, log=self.log
-            )
-        )
 
     def parked(self) -> dict[TopicPartition, str]:
         """Returns the reason for each partition that is parked, or will be because it cannot be consumed (F6.4)."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from marshal_py.errors import Diverged, InvalidOption
-from marshal_py.history.state_differences import left_out, plain_state
+from marshal_py.history.explain import left_out, plain_state
 from marshal_py.protocol.member.member import Member
 
 logger: Final = logging.getLogger("marshal_py")

@@ -24,7 +24,6 @@ from marshal_py.last_will import connecting, death
 from marshal_py.last_will.connecting import WitnessConnection, start_witness
 from marshal_py.last_will.kept_file import KeptFile
 from marshal_py.last_will.messages import Register
-from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.protocol.wire.records import TRY_INTERVALS
 from marshal_py.protocol.wire.wills import LastWill
 from marshal_py.transport import settings
@@ -217,12 +216,8 @@ class LastWills:
         """Tells these consumers that they have no witness, and why."""
         with self._context.outbox, self._context.lock:
             for driver in drivers:
-                member, self._kept[driver].told = driver.member, self._lost
-                driver.publish(
-                    Advisory(
-                        "last_will_lost", member.name, member.options.client_id, text=self._lost, session=member.session
-                    )
-                )
+                self._kept[driver].told = self._lost
+                driver.advise("last_will_lost", text=self._lost)
 
     def _keep(self) -> None:
         wills: dict[ConsumerDriver, LastWill | None] = {}

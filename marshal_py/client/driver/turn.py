@@ -222,6 +222,8 @@ class LogMaintenance:
         except CoordinationError as error:
             self._logs.break_log(world.log, error)  # L8
             return
+        if any(group.opaque_at != NONE for group in again.groups.values()):
+            return  # N7: this process cannot read the whole state
         key = began[0].key
         if (snapshot.digest_of(again), again.chain) != (key.state, key.chain) and self._logs.worlds.get(
             world.log

@@ -1,6 +1,6 @@
 """What handlers answer: `ack`, `nak` (deliver it again later), `term` (never again), dead letters, and what is overdue.
 
-The tracker of the claim (delivery.py of protocol/claims/) knows which messages are finished and which wait, and
+The tracker of the claim (protocol/claims.py) knows which messages are finished and which wait, and
 delivery_queue.py delivers these again. With a dead-letter topic, messages that are ended or were delivered
 `max_deliver` times go there. Everything is called with the Marshal's lock held, but for what writes dead letters and
 for Delivered, which takes it. This file knows nothing of messages but how to make one: message.py imports it.
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -18,8 +19,17 @@ from marshal_py.client.connection import Ask, Context, ForkedLock, Rest, Tasks, 
 from marshal_py.client.values.options import BOUNDS, ConsumerOptions
 from marshal_py.client.values.requests import payload_bytes
 from marshal_py.errors import InvalidOption, MarshalError, MessageTooLarge, NeedsAtLeastOnce
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase, Spans, finished_spans, log_has, spans_of
-from marshal_py.protocol.claims.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.claims import (
+    AtLeastOnce,
+    AtMostOnce,
+    Claim,
+    ClaimPhase,
+    OffsetRun,
+    Spans,
+    finished_spans,
+    log_has,
+    spans_of,
+)
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.advisory import AdvisoryKind
 from marshal_py.protocol.member.member import Member
@@ -446,67 +456,42 @@ class Acked(NamedTuple):
 Ack = Callable[[], Sequence[Acked]]  # marks messages as done, and returns what the log must accept then
 
 
+def _nobody_hears(claim: Claim, offsets: Sequence[int]) -> None:
+    """Ignores what a handler says to be at work on: no `process` waits for it."""
+
+
+@dataclass(slots=True, eq=False)
 class DeliveryContext:
     """What all deliveries of a consumer share. `delivered`: its count. `make(raw, delivered, index, value)`: the user's
     message of fetched `raw`, index in the run, bytes."""
 
-    __slots__ = (
-        "answers",
-        "at_work",
-        "clock_now",
-        "confirm",
-        "delivered",
-        "handle_of",
-        "incarnation",
-        "key_deserializer",
-        "lock",
-        "lost_acks",
-        "make",
-        "member",
-        "value_deserializer",
-    )
-
+    member: Member
+    lock: AbstractContextManager[object]
     clock_now: Callable[[], Instant]
     incarnation: bytes
-    key_deserializer: Deserializer | None
-    lock: AbstractContextManager[object]
     make: Callable[..., Any]
-    member: Member
-    value_deserializer: Deserializer | None
+    options: InitVar[ConsumerOptions]
+    answers: Answers
+    key_deserializer: Deserializer | None = field(init=False)
+    value_deserializer: Deserializer | None = field(init=False)
+    # Makes the handle of a message, with the lock held; set by the consumer (message.py).
+    handle_of: Callable[[Any], bytes] = field(init=False)
+    # Checks that the caller may wait, acks, and waits until the log has accepted what the call returned; set by
+    # the consumer (membership.py). A caller that is refused has acked nothing.
+    confirm: Callable[[Ack, float], None] = field(init=False)
+    # Hears which offsets of a claim a handler says to be at work on, with the lock held; set by the queue.
+    at_work: Callable[[Claim, Sequence[int]], None] = _nobody_hears
+    delivered: int = 0
+    lost_acks: LostAcks = field(default_factory=lambda: LostAcks())
 
-    def __init__(
-        self,
-        member: Member,
-        lock: AbstractContextManager[object],
-        clock_now: Callable[[], Instant],
-        incarnation: bytes,
-        make: Callable[..., Any],
-        options: ConsumerOptions,
-        answers: Answers,
-    ) -> None:
-        self.member, self.lock, self.clock_now, self.incarnation = member, lock, clock_now, incarnation
-        self.make = make
+    def __post_init__(self, options: ConsumerOptions) -> None:
         self.key_deserializer, self.value_deserializer = options.key_deserializer, options.value_deserializer
-        self.answers: Answers = answers
-        self.delivered: int = 0
-        self.lost_acks: LostAcks = LostAcks()
-        # Makes the handle of a message, with the lock held; set by the consumer (message.py).
-        self.handle_of: Callable[[Any], bytes]
-        # Checks that the caller may wait, acks, and waits until the log has accepted what the call returned; set by
-        # the consumer (membership.py). A caller that is refused has acked nothing.
-        self.confirm: Callable[[Ack, float], None]
-        # Hears which offsets of a claim a handler says to be at work on, with the lock held; set by the queue.
-        self.at_work: Callable[[Claim, Sequence[int]], None] = _nobody_hears
 
     def forked(self, made_in_pid: int) -> None:
         """Makes acks raise UsedAfterFork in a forked child process, where it is called (`ForkedLock`)."""
         self.lock = ForkedLock("Message", made_in_pid)
         for claim in self.member.claims.values():
             claim.sealed = True  # so that acks ask for the lock
-
-
-def _nobody_hears(claim: Claim, offsets: Sequence[int]) -> None:
-    """Ignores what a handler says to be at work on: no `process` waits for it."""
 
 
 class Delivered:

@@ -15,8 +15,7 @@ from marshal_py.client.messages.answers import ACK_TIMEOUT_S, Acked, Delivered, 
 from marshal_py.client.values.finished import source_of
 from marshal_py.client.values.requests import check_timeout
 from marshal_py.errors import DeserializationFailed, HandleUnknown, InvalidOption, MessageNotPickled, NeedsAtLeastOnce
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce, OffsetRun
+from marshal_py.protocol.claims import AtLeastOnce, Claim, ClaimPhase, OffsetRun
 from marshal_py.protocol.wire.fencing_token import Token
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.transport.ports import RawMessage

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from marshal_py.client.messages.message import Message, claim_of, weighed
-from marshal_py.protocol.claims.claim import Claim
+from marshal_py.protocol.claims import Claim
 from marshal_py.protocol.wire.identity import TopicPartition
 
 AnyMessage = Message[Any, Any]

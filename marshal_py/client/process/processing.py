@@ -37,8 +37,7 @@ from marshal_py.client.receive.consuming import Consuming, report_failure
 from marshal_py.client.receive.receiving import Receiving
 from marshal_py.client.values.info import HandlerTimes, LaneInfo, ProcessStats
 from marshal_py.client.values.retry import Reject, Retry
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims import AtLeastOnce, Claim, ClaimPhase
 from marshal_py.protocol.wire.identity import Instant
 from marshal_py.transport.serialization import K_co, V_co
 

@@ -22,7 +22,6 @@ from marshal_py.client.receive.receiving import ConsumeDemand
 from marshal_py.client.values.info import awaited, taken
 from marshal_py.client.values.requests import OnError, check_wait
 from marshal_py.errors import AckNotConfirmed, ClaimLost, ConcurrentUse, ConsumerClosed, InvalidOption, ReentrantCall
-from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.transport.serialization import K_co, V_co
 
 logger: Final = logging.getLogger("marshal_py")
@@ -53,25 +52,13 @@ def iterator_of(receive: Callable[[Reader], T]) -> T:
 
 def report_failure(driver: ConsumerDriver, message: Message[Any, Any], error: BaseException) -> None:
     """Publishes that a handler raised `error`, as the event `handler_failed`, and logs it once a minute per cause."""
-    member, place = driver.member, (message.topic, message.partition, message.offset)
+    topic, partition, offset = message.topic, message.partition, message.offset
     with driver.context.outbox, driver.context.lock:
         due = driver.handler_failures.due(_cause(error))
-        driver.publish(
-            Advisory(
-                "handler_failed",
-                member.name,
-                member.options.client_id,
-                message.topic,
-                message.partition,
-                message.token.epoch,
-                message.offset,
-                text=repr(error),
-                session=member.session,
-                log=driver.log,
-            )
-        )
+        driver.advise("handler_failed", topic, partition, message.token.epoch, offset, text=repr(error))
     if due:
-        logger.error("group %s: a handler failed on %s:%d at offset %d", member.name, *place, exc_info=error)
+        at = driver.member.name, topic, partition, offset
+        logger.error("group %s: a handler failed on %s:%d at offset %d", *at, exc_info=error)
 
 
 def _cause(error: BaseException) -> str:

@@ -34,8 +34,7 @@ from marshal_py.errors import (
     PartitionsUnread,
     ReentrantCall,
 )
-from marshal_py.protocol.claims.claim import ClaimPhase, finished_spans, log_has
-from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims import AtLeastOnce, ClaimPhase, finished_spans, log_has
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.protocol.member.waiting import Facts, standstills, waiting_for

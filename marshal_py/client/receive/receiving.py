@@ -11,11 +11,9 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
 from marshal_py.client.connection import Change, Context, Poll, PollAhead, Steps, Wait
-from marshal_py.client.delivery import grants
-from marshal_py.client.delivery.buffers import ENDLESS, Allowance, Reserved
+from marshal_py.client.delivery.buffers import ENDLESS, Allowance, Redelivered, Reserved
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
-from marshal_py.client.delivery.prefetch import LOOK_MS, LOOK_PIECES_MAX
-from marshal_py.client.delivery.redelivery import Redelivered
+from marshal_py.client.delivery.prefetch import LOOK_MS, LOOK_PIECES_MAX, before_fetching, grants_awaited, has_backlog
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.message import Batch
 from marshal_py.client.receive.membership import WAIT_SLICE_S, Ending
@@ -29,9 +27,7 @@ from marshal_py.errors import (
     NeedsAtLeastOnce,
     PositionOutOfRange,
 )
-from marshal_py.protocol.claims.claim import ClaimPhase
-from marshal_py.protocol.claims.delivery import AtLeastOnce
-from marshal_py.protocol.member.advisory import Advisory
+from marshal_py.protocol.claims import AtLeastOnce, ClaimPhase
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.transport.ports import Chunk
 from marshal_py.transport.settings import PIECE_MESSAGES
@@ -124,19 +120,9 @@ class IdleHeartbeat:
         self._answered_ms = self._now_ms()
 
     def _report(self) -> None:
-        member = self._driver.member
         text = f"no message, and no answer of the cluster, for {MISSED * self._interval_s:g} s"
         with self._context.outbox, self._context.lock:
-            self._driver.publish(
-                Advisory(
-                    "heartbeat_missed",
-                    member.name,
-                    member.options.client_id,
-                    text=text,
-                    session=member.session,
-                    log=self._driver.log,
-                )
-            )
+            self._driver.advise("heartbeat_missed", text=text)
 
 
 # --- Brings messages from a consumer's source into its buffers, while a call of the user waits for some
@@ -190,7 +176,7 @@ class Intake:
                 timeout_s = 0.0
         # Where grants are for fetched messages, a larger piece allows a larger grant.
         most = min(most, BOUNDS.prefetch)
-        if not queue.at_most_once or grants.before_fetching(queue.rate):
+        if not queue.at_most_once or before_fetching(queue.rate):
             most = min(most, max(wanted, PIECE_MESSAGES))
         with context.lock:
             most = queue.takes(most)
@@ -208,7 +194,7 @@ class Intake:
         queue = self._queue
         with self._context.outbox, self._context.lock:
             self._add(chunks)
-            if queue.at_most_once and not (chunks and grants.before_fetching(queue.rate)):
+            if queue.at_most_once and not (chunks and before_fetching(queue.rate)):
                 self._driver.ask_grants(self._context.clock.now())
 
     def look(self) -> Steps[None]:
@@ -257,7 +243,7 @@ class Intake:
         """Asks for grants, in at-most-once mode. Returns True while fetched messages wait for a grant."""
         with self._context.outbox, self._context.lock:
             self._driver.ask_grants(self._context.clock.now())
-            return self._queue.left() > 0 and grants.awaited(self._queue.delivering())
+            return self._queue.left() > 0 and grants_awaited(self._queue.delivering())
 
     def look_ahead(self) -> Steps[None]:
         """Fetches the next messages and asks for grants while the user handles a batch (D2); when half of `ahead` is
@@ -265,7 +251,7 @@ class Intake:
         queue, context = self._queue, self._context
         with context.lock:
             room = self.ahead - queue.buffered()
-            if grants.before_fetching(queue.rate) and grants.backlog(queue.delivering(), queue.source):
+            if before_fetching(queue.rate) and has_backlog(queue.delivering(), queue.source):
                 room = 0  # so that few messages wait in Python for their grants
             taken = queue.takes(room) if room >= self.ahead // 2 else 0
         self.add((yield PollAhead(taken)) if taken else ())

@@ -12,8 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from marshal_py.protocol.claims.claim import Claim
-from marshal_py.protocol.claims.delivery import AtLeastOnce
+from marshal_py.protocol.claims import AtLeastOnce, Claim
 from marshal_py.protocol.member.member_state import Ready
 from marshal_py.protocol.wire.fencing_token import Token
 from marshal_py.protocol.wire.identity import TopicPartition

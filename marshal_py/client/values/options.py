@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, Type
 
 from msgspec.structs import replace
 
-from marshal_py.client.values import position_text
+from marshal_py.client.values import keys, position_text
 from marshal_py.client.values.info import ClaimInfo
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.duties import SNAPSHOT_EVERY_RECORDS
@@ -30,6 +30,7 @@ from marshal_py.protocol.wire.records import (
     PRIORITY_MAX,
 )
 from marshal_py.protocol.wire.records import GroupConfig as ConfigRecord
+from marshal_py.protocol.wire.signatures import SIGNED_VERSION
 from marshal_py.protocol.wire.subscription import ANY
 from marshal_py.transport import option_names
 from marshal_py.transport.option_names import constructor_checks_names, nearest
@@ -51,14 +52,14 @@ SECONDS_MAX: Final = 10**9  # some 30 years
 SECONDS_MIN: Final = 0.001  # less would become 0, which means something else
 LISTS: Final = ("members", "priority_groups")  # of names
 TIMES: Final = ("priority_timeout_s", "failover_s")
-NAMES: Final = (*WORDS, "lag_weighted", "max_members", "mappings", *LISTS, *TIMES)
+NAMES: Final = (*WORDS, "lag_weighted", "max_members", "mappings", *LISTS, *TIMES, "admin_keys")
 
 
 def check_settings(wanted: Wanted) -> dict[str, Any]:
     """Returns a copy of `wanted`.
 
     It may name `delivery`, `policy`, `on_topic_recreated`, `lag_weighted` (bool), `max_members` (int), `members` and
-    `priority_groups` (lists of names), `mappings` (name -> list of partitions) and TIMES.
+    `priority_groups` (lists of names), `mappings` (name -> list of partitions), `admin_keys` (list of hex) and TIMES.
     Raises InvalidOption for any other name, and for a value that its setting cannot have.
     """
     for name, value in wanted.items():
@@ -77,6 +78,8 @@ def check_settings(wanted: Wanted) -> dict[str, Any]:
             raise InvalidOption(name, value, "a dict that has the partitions of each member by its name")
         if name in TIMES:
             _check_time(name, value)
+        if name == "admin_keys":
+            keys.check(value)
     return dict(wanted)
 
 
@@ -96,7 +99,7 @@ def base_of(group: Group | None) -> ConfigRecord:
     deleted.
     """
     if group is None or group.config is None or group.deleted:
-        return ConfigRecord(NONE)
+        return ConfigRecord(NONE, admin_keys=() if group is None else group.keys)
     return group.config
 
 
@@ -135,6 +138,7 @@ def _changed(base: ConfigRecord, wanted: Wanted, observed: int, token: int, by: 
         priority_timeout_ms=round(1000 * wanted.get("priority_timeout_s", base.priority_timeout_ms / 1000)),
         failover_ms=round(1000 * wanted.get("failover_s", base.failover_ms / 1000)),
         lag_weighted=wanted.get("lag_weighted", base.lag_weighted),
+        admin_keys=keys.parsed(wanted["admin_keys"]) if "admin_keys" in wanted else base.admin_keys,
     )
 
 
@@ -144,6 +148,11 @@ def check_wanted(group: Group | None, wanted: Wanted) -> None:
     if group is not None:  # first: what a policy needs is no way out where the group cannot have it
         group_settings.check_change(group.name, group.config, group.mode, changed)
     group_settings.check(changed, wanted)
+    if group is not None and changed.admin_keys and not group.keys:
+        old = [one.join.client_id for one in group.sessions.values() if one.join.reads_version < SIGNED_VERSION]
+        if old:  # F11.5
+            rule = f"{', '.join(sorted(old))} would stop: install marshal_py[keys] where they run, and restart them"
+            raise InvalidOption("admin_keys", wanted.get("admin_keys"), rule)
 
 
 def changes_mode(group: Group | None, wanted: Wanted) -> bool:
@@ -169,6 +178,8 @@ def differences(group: Group, wanted: Wanted) -> dict[str, tuple[Any, Any]]:
     has, asked = settings_of(group), settings_named(ConfigRecord(NONE), wanted)
     if "delivery" not in wanted and not base_of(group).mode:
         del has["delivery"]  # its first consumer has decided, and so it would be again
+    if "admin_keys" not in wanted:
+        has.pop("admin_keys", None)  # who adds them to a group does not make another one of it
     pairs = {name: (has.get(name) or None, asked.get(name) or None) for name in {**asked, **has}}
     return {name: (one, other) for name, (one, other) in pairs.items() if one != other}
 
@@ -183,6 +194,7 @@ def _in_config(config: ConfigRecord) -> dict[str, Any]:
     return {
         "policy": config.policy or None,
         "on_topic_recreated": config.on_topic_recreated or None,
+        "admin_keys": [key.hex() for key in config.admin_keys] or None,
         **group_settings.settings_of(config),
     }
 
@@ -203,6 +215,7 @@ class GroupConfig:
     balanced shares the backlog, too, and not only the number of partitions.
     `on_topic_recreated`: what happens to the partitions of a topic that was deleted and created again; with "fail"
     nobody consumes them until somebody moves their positions, with "earliest" they are consumed from their beginnings.
+    `admin_keys`: the public halves of `marshal keygen` whose holders alone may administer the group; [] is everybody.
 
     Raises InvalidOption.
     """
@@ -217,6 +230,7 @@ class GroupConfig:
     priority_timeout_s: float | None = None
     failover_s: float | None = None
     lag_weighted: bool | None = None
+    admin_keys: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         check_settings(self.named())

@@ -31,8 +31,9 @@ from marshal_py.protocol.fold.world import (
 from marshal_py.protocol.wire.codec import (
     ENVELOPE_VERSION,
     LOG_RECORD_VERSION,
-    RECORD_VERSION,
+    SIGNED,
     TYPE_MAX,
+    carried,
     decode_body,
     open_envelope,
 )
@@ -58,10 +59,12 @@ from marshal_py.protocol.wire.records import (
     ReleasingPartition,
     SeekingPartition,
     SetPosition,
+    Signed,
     Snapshot,
     StepDown,
     Topology,
 )
+from marshal_py.protocol.wire.signatures import READS_VERSION, SIGNED_VERSION, fits, needs_key
 
 # --- Defines the verdict: what the fold decided about one record (PROTOCOL.md F10.2). Holds values only.
 
@@ -240,8 +243,8 @@ def group_config(group: Group, offset: int, record: GroupConfig, body: bytes) ->
         return "observed"
     changes_mode = not record.deleted and record.mode != 0 and group.mode not in (0, record.mode)
     in_pause = group.paused and record.token == group.pause_change
-    if record.deleted and group.sessions and not in_pause:
-        return "sessions"
+    if record.deleted and (group.sessions or group.keys) and not in_pause:
+        return "sessions" if group.sessions else "token"  # F9.5, F11.4
     if not record.deleted and lifelong(group.config, group.mode, record):
         return "lifelong"
     if changes_mode and not in_pause:
@@ -266,6 +269,23 @@ def group_config(group: Group, offset: int, record: GroupConfig, body: bytes) ->
     group.config, group.config_body, group.config_hash, group.config_offset = record, body, hash64(body), offset
     reshape(group, group)
     return ""
+
+
+def unsigned(group: Group, record: Record) -> str:
+    """Refuses a record that nobody has signed, unless a member may end a pause with it that is over (F11.2)."""
+    if isinstance(record, ReleaseGroup) and group.paused and record.duration_ms == 0:
+        if record.waited_ms >= group.pause_duration_ms:
+            return ""
+    return "unsigned"
+
+
+def badly_signed(group: Group, record: Signed, incarnation: bytes) -> str:
+    """Refuses a record whose signature is none by a key of the group; what is cheap to see comes first (F11.3)."""
+    if record.key not in group.keys:
+        return "key"
+    if record.observed != group.config_offset:
+        return "observed"
+    return "" if fits(record, incarnation, group.name) else "signature"
 
 
 def _holds_partition(group: Group) -> bool:
@@ -339,18 +359,29 @@ def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
         group = Group(name)  # enters the world only if this record is accepted (F10.3) or makes it opaque (E5)
     if group.opaque_at != NONE:
         return Verdict(offset, _IGNORED, "opaque", name, None)
-    if version > RECORD_VERSION or kind > TYPE_MAX:
+    if version > READS_VERSION or (kind > TYPE_MAX and (kind, version) != (SIGNED, SIGNED_VERSION)):
         world.groups[name] = group
         group.opaque_at = offset
         reshape(group, group)
         return Verdict(offset, _IGNORED, "opaque", name, None)
-    record = decode_body(kind, body) if version else None
-    rule = _RULES[kind]
-    if record is None or rule is None:
+    carrier = decode_body(kind, body, version) if version else None
+    record = carrier
+    if isinstance(carrier, Signed):
+        kind, body, record = carrier.kind, carrier.body, carried(carrier)
+        if record is None or not needs_key(record):
+            return Verdict(offset, _REJECTED, "malformed", name, None)
+    rule = None if record is None else _RULES[kind]
+    if record is None or isinstance(record, Signed) or rule is None:
         return Verdict(offset, _REJECTED, "malformed", name, None)
     if group.config is not None and group.config.deleted and not isinstance(record, GroupConfig | Note):
         return Verdict(offset, _REJECTED, "deleted", name, record)
-    reason = rule(group, offset, record, body)
+    refused = ""
+    if isinstance(carrier, Signed):
+        assert world.genesis is not None
+        refused = badly_signed(group, carrier, world.genesis.incarnation)
+    elif group.keys and needs_key(record):
+        refused = unsigned(group, record)
+    reason = refused or rule(group, offset, record, body)
     if isinstance(reason, Span):
         return Verdict(offset, _ACCEPTED, "", name, record, (), reason)
     if not isinstance(reason, str):  # the ranges of a ClaimingMessages that were granted (F5.2)

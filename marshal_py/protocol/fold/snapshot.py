@@ -17,7 +17,7 @@ from msgspec.msgpack import Decoder, Encoder
 from msgspec.structs import astuple
 
 from marshal_py.errors import TopicRecreated
-from marshal_py.protocol.fold.rationalizer import check_protocol
+from marshal_py.protocol.fold.rationalizer import check_protocol, reshape
 from marshal_py.protocol.fold.world import (
     CHECKPOINT_OFFSETS,
     FOLD_VERSION,
@@ -29,7 +29,7 @@ from marshal_py.protocol.fold.world import (
     World,
     hash64,
 )
-from marshal_py.protocol.wire.codec import decode_body
+from marshal_py.protocol.wire.codec import RECORD_VERSION, SIGNED_VERSION, decode_body
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import (
     RECORD_TYPES,
@@ -48,8 +48,10 @@ from marshal_py.protocol.wire.records import (
     Snapshot,
     Text,
 )
+from marshal_py.protocol.wire.signatures import READS_VERSION
 
 STATE_FORMAT: Final = 3  # a reader skips snapshots of a format that it does not know (N2)
+KEYED_FORMAT: Final = 4  # of a log with a group that has keys
 CHUNK_BYTES: Final = 500_000  # half of a broker's default limit of 1 MiB, so that envelope and framing fit
 STORED_MAX: Final = 32  # snapshots and witnesses remembered at a time: a log has few, and garbage must not cost memory
 K = TypeVar("K")
@@ -106,6 +108,7 @@ class _Group(Struct, array_like=True, frozen=True):
     topics: tuple[_Topic, ...]
     sessions: tuple[_Session, ...]
     partitions: tuple[_Partition, ...]
+    keyed: Annotated[int, Meta(ge=0, le=1)] = 0  # in KEYED_FORMAT: whether the settings had the version that has keys
 
 
 class _State(Struct, array_like=True, frozen=True):
@@ -169,7 +172,9 @@ def state_of(world: World) -> bytes | None:
     groups = sorted(world.groups.values(), key=lambda group: group.name)
     if any(group.opaque_at != NONE for group in groups):
         return None
-    return _ENCODER.encode(_State(STATE_FORMAT, FOLD_VERSION, world.log, tuple(map(_packed, groups))))
+    form = KEYED_FORMAT if any(group.keys for group in groups) else STATE_FORMAT
+    length = len(_Group.__struct_fields__) - (form == STATE_FORMAT)
+    return _ENCODER.encode((form, FOLD_VERSION, world.log, [astuple(_packed(group))[:length] for group in groups]))
 
 
 def _packed(group: Group) -> _Group:
@@ -189,6 +194,7 @@ def _packed(group: Group) -> _Group:
         topics,
         sessions,
         partitions,
+        int(bool(group.keys)),
     )
 
 
@@ -207,7 +213,7 @@ def load(stored: Stored, log: int, root: Genesis | None = None, expected: bytes 
         state = _DECODER.decode(stored.data)
     except (DecodeError, ValueError):
         return None
-    if (state.format, state.fold, state.log) != (STATE_FORMAT, FOLD_VERSION, log) or stored.at % CHECKPOINT_OFFSETS:
+    if (state.fold, state.log) != (FOLD_VERSION, log) or stored.at % CHECKPOINT_OFFSETS:
         return None
     world = World(log, root, expected)
     world.genesis, world.crc_seed = stored.genesis, crc32(incarnation)
@@ -219,7 +225,13 @@ def load(stored: Stored, log: int, root: Genesis | None = None, expected: bytes 
             return None
         world.groups[group.name] = group
     # The digest proves the state; comparing bytes proves that it is written in the one form that N2 allows.
-    return world if digest_of(world) == stored.key.state and state_of(world) == stored.data else None
+    if digest_of(world) != stored.key.state or state_of(world) != stored.data:
+        return None
+    for group in world.groups.values() if READS_VERSION < SIGNED_VERSION else ():
+        if group.keys:  # as if the fold had come to its keys (F11.5)
+            group.opaque_at = group.config_offset
+            reshape(group, group)
+    return world
 
 
 def _group(packed: _Group, at: int) -> Group | None:
@@ -228,7 +240,7 @@ def _group(packed: _Group, at: int) -> Group | None:
     group.mode, group.pause_change, group.pause_duration_ms = packed.mode, packed.pause_change, packed.pause_duration_ms
     group.deleted_at = packed.deleted_at
     if packed.config_offset != NONE:
-        config = decode_body(_CONFIG, packed.config)
+        config = decode_body(_CONFIG, packed.config, SIGNED_VERSION if packed.keyed else RECORD_VERSION)
         if not isinstance(config, GroupConfig):
             return None
         group.config, group.config_body, group.config_offset = config, packed.config, packed.config_offset

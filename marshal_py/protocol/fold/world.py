@@ -37,6 +37,7 @@ NULL_LENGTH: Final = 2**32 - 1  # stands for the length of a missing value, beca
 
 _hash128 = mmh3.mmh3_x64_128_uintdigest
 _GROUP = Pack("<qQqqqqQqq").pack
+_KEYS = Pack("<qQQ").pack
 _TOPIC = Pack("<qQqqqQ").pack
 _SESSION = Pack("<qqQqqQqq").pack
 _PARTITION = Pack("<qQqqqqqqqqqqqqQQ").pack
@@ -202,6 +203,11 @@ class Group:
         self.part: int = 0
 
     @property
+    def keys(self) -> tuple[bytes, ...]:
+        """Returns the public keys of whom may administer the group (F11.1); () is whoever may write to it."""
+        return self.config.admin_keys if self.config is not None else ()
+
+    @property
     def paused(self) -> bool:
         return self.pause_duration_ms > 0
 
@@ -248,7 +254,8 @@ class Group:
         return tp.partition < topic.count
 
     def entry_hash(self) -> int:
-        return hash64(
+        keys = hash64(_KEYS(6, self.name_hash, hash64(b"".join(self.keys)))) if self.keys else 0
+        return keys + hash64(
             _GROUP(
                 1,
                 self.name_hash,

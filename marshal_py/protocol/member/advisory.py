@@ -306,12 +306,19 @@ def _changed(before: GroupConfig, after: GroupConfig) -> Iterator[str]:
             yield f"{SETTING_NAMES.get(name, name)} {value or 'unset'}"
 
 
-def _difference(was: Iterable[Mapping | str], now: Iterable[Mapping | str]) -> str:
+def _difference(was: Iterable[Mapping | str | bytes], now: Iterable[Mapping | str | bytes]) -> str:
     """Returns the names that are new or have another mapping, and those that are gone, as `+m3 -m1`."""
-    old, new = ({each if isinstance(each, str) else each.member: each for each in names} for names in (was, now))
+    old, new = ({_name_of(each): each for each in names} for names in (was, now))
     found = [f"+{name}" for name, each in new.items() if old.get(name) != each]
     found += [f"-{name}" for name in old if name not in new]
     return first_of(found, NAMED_MAX, " ")
+
+
+def _name_of(each: Mapping | str | bytes) -> str:
+    """Returns a member's name, or the beginning of an admin key."""
+    if isinstance(each, bytes):
+        return each.hex()[:16]
+    return each if isinstance(each, str) else each.member
 
 
 def silence(record: Evict) -> str:

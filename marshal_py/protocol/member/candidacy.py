@@ -207,7 +207,7 @@ class Candidacy:
         self._all, self._before = sorted(self.order), sorted(self.order[: self.place[me]])
         self._ahead.clear()
         self.mine = [tp for tp, sid in self.target.items() if sid == me]
-        self.taking = [tp for tp in self.mine if tp.partition >= 0 and self._owner(group, tp) not in (NONE, me)]
+        self.taking = [tp for tp in self.mine if tp.partition >= 0 and policy.owner_of(group, tp) not in (NONE, me)]
         self.giving = any(self.goes_to(group.claims[epoch].tp) != me for epoch in group.sessions[me].epochs)
 
     def wait_ms(self) -> int | None:
@@ -263,10 +263,6 @@ class Candidacy:
         present = copy(group)
         present.topics = {name: topic for name, topic in group.topics.items() if name not in gone}
         return present
-
-    def _owner(self, group: Group, tp: TopicPartition) -> int:
-        known = group.partitions.get(tp)
-        return NONE if known is None else known.owner
 
     def rank(self, group: Group) -> int:
         """Returns this member's place in the order of candidates; 0 is the first, which acts at once."""

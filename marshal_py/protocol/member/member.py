@@ -34,8 +34,16 @@ from marshal_py.errors import (
     ModeMismatch,
     SessionCloned,
 )
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase, careful, claim_state, suspicion
-from marshal_py.protocol.claims.delivery import MARK_MS, AtLeastOnce, AtMostOnce
+from marshal_py.protocol.claims import (
+    MARK_MS,
+    AtLeastOnce,
+    AtMostOnce,
+    Claim,
+    ClaimPhase,
+    careful,
+    claim_state,
+    suspicion,
+)
 from marshal_py.protocol.fold.rationalizer import Outcome, Verdict
 from marshal_py.protocol.fold.world import Group, Partition, Session, Span, World
 from marshal_py.protocol.member import advisory, candidacy, rebalance

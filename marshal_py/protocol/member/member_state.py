@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct, field
 
 from marshal_py.errors import Diverged, MarshalError
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase, PoisonGuard, will_entry
-from marshal_py.protocol.claims.delivery import AtMostOnce
+from marshal_py.protocol.claims import AtMostOnce, Claim, ClaimPhase, PoisonGuard, will_entry
 from marshal_py.protocol.fold.policies import DEFAULT_POLICY, policy_of
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, CHECKPOINTS_KEPT, FOLD_VERSION, Group, World
 from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
@@ -22,6 +21,7 @@ from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.codec import RECORD_VERSION
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, Checkpoint, GroupConfig, Join, Note, Record, clipped
+from marshal_py.protocol.wire.signatures import READS_VERSION
 from marshal_py.protocol.wire.wills import LastWill
 
 # --- The values between a member and its driver: MemberOptions go in, a Ready with duties comes out of each tick.
@@ -54,7 +54,8 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
     release_behind_ms: int = 0  # how long it may fall behind on a partition; 0: for ever (D16)
     fast_reclaim: bool = False
     on_topic_recreated: str = "fail"  # or "earliest"; used if the group's settings do not say (D10)
-    reads_version: int = RECORD_VERSION
+    reads_version: int = READS_VERSION
+    writes_version: int = RECORD_VERSION  # if all live sessions can read it
     witness: str = ""  # who ends the session if this process dies (T19)
     library: str = ""
 
@@ -145,7 +146,7 @@ class MemberState:
     @property
     def writes_version(self) -> int:
         """Returns the record version that this client writes now: the newest that all live sessions can read (E8)."""
-        return self.world.writes_version(self.name, self.options.reads_version)
+        return self.world.writes_version(self.name, self.options.writes_version)
 
     @property
     def pin(self) -> int:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from marshal_py.protocol.claims.claim import Claim, ClaimPhase, release
-from marshal_py.protocol.claims.delivery import AtMostOnce
+from marshal_py.protocol.claims import AtMostOnce, Claim, ClaimPhase, release
 from marshal_py.protocol.fold.world import Group, Partition, Topic
 from marshal_py.protocol.member.candidacy import Candidacy, Overflow
 from marshal_py.protocol.member.member_state import SENT_AT_ONCE, DivergenceCheck, MemberState, Ready, Wanted

@@ -118,7 +118,8 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
     if not group.sessions:
         if facts.lag:
             text = f"no consumer is there, and {facts.lag} messages wait"
-            found.append(Standstill("no_consumer", text, "start a consumer of this group"))
+            advice = f"start one; why the last ones ended: marshal advisories {group.name} -n 5"
+            found.append(Standstill("no_consumer", text, advice))
         return found
     found += _silent(group, facts.silent)
     found += _not_read(group)
@@ -207,8 +208,8 @@ def _silent(group: Group, silent: Mapping[int, int]) -> Iterator[Standstill]:
     yield Standstill(
         "silent",
         f"no sign of life of {first_of(words, NAMED_MAX)}",
-        "any running consumer of this log evicts them: start one of this "
-        f"group, or: marshal evict {group.name} {min(silent)}",
+        "its process hangs, is gone, or may not write: its own log says which; any running consumer of this log evicts "
+        f"them: start one of this group, or: marshal evict {group.name} {min(silent)}",
         sessions=tuple(sorted(silent)),
     )
 

@@ -11,21 +11,24 @@ from struct import Struct as Pack
 from typing import Any, Final
 from zlib import crc32
 
-from msgspec import DecodeError, Struct
+from msgspec import DecodeError, Raw, Struct
 from msgspec.msgpack import Decoder, Encoder
 from msgspec.structs import astuple
 
 from marshal_py.errors import InvalidRecord
 from marshal_py.protocol.wire.identity import ID_BYTES_MAX
-from marshal_py.protocol.wire.records import RECORD_TYPES, Genesis, Record, Snapshot
+from marshal_py.protocol.wire.records import RECORD_TYPES, Genesis, GroupConfig, Record, Signed, Snapshot
 
 MAGIC: Final = b"Mr"
 ENVELOPE_VERSION: Final = 1
-RECORD_VERSION: Final = 1  # of a group's records: the highest that this library reads and the lowest that it writes
+RECORD_VERSION: Final = 1  # of a group's records that neither name keys nor are signed
+SIGNED_VERSION: Final = 2  # of those that do or are (keys.md)
 LOG_RECORD_VERSION: Final = 1  # of Genesis and Snapshot: the only one (E3)
 TYPE_MAX: Final = len(RECORD_TYPES) - 1
 GENESIS: Final = 0
 SNAPSHOT: Final = 14
+CONFIG: Final = 11
+SIGNED: Final = 17  # logs have records of an invented type 16, which nobody reads
 HEADER_BYTES: Final = 14  # without the group id
 VALUE_BYTES_MAX: Final = 900_000  # a broker's default message limit is 1 MiB; leaves room for its own framing
 
@@ -66,8 +69,13 @@ _FORMS: Final = (
     (4, 0, 2),  # array 16, 32, map 16, 32
 )
 _HEADER: Final = Pack(">2sBIIB").unpack_from
-_DECODERS: Final = tuple(Decoder(kind) for kind in RECORD_TYPES)
+_DECODERS: Final[dict[int, Decoder[Any]]] = {
+    SIGNED: Decoder(Signed),
+    **{kind: Decoder(one) for kind, one in enumerate(RECORD_TYPES)},
+}
 _ENCODER: Final = Encoder()
+_ELEMENTS: Final = Decoder(list[Raw])
+_CONFIG_ELEMENTS: Final = len(GroupConfig.__struct_fields__)  # in version 1: the type, and all fields but the keys
 
 
 # Group ("" for Genesis and Snapshot only), envelope version, record version, type, body, and the decoded record of a
@@ -75,12 +83,12 @@ _ENCODER: Final = Encoder()
 Envelope = tuple[str, int, int, int, bytes, Genesis | Snapshot | None]
 
 
-def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD_VERSION) -> bytes:
+def encode(record: Record | Signed, group: str, incarnation: bytes, version: int = RECORD_VERSION) -> bytes:
     """Returns the value to append. `group`: "" for Genesis and Snapshot, which always have LOG_RECORD_VERSION;
-    `incarnation` seeds the checksum. Raises InvalidRecord out of bounds (E6)."""
-    kind = RECORD_TYPES.index(type(record))
+    `incarnation` seeds the checksum; `version`: at least that. Raises InvalidRecord out of bounds (E6)."""
+    kind = SIGNED if isinstance(record, Signed) else RECORD_TYPES.index(type(record))
     try:
-        body = _ENCODER.encode(_trimmed(record))
+        body = body_of(record)
         group_bytes = group.encode()
     except (ValueError, OverflowError, TypeError) as error:  # not utf-8, not a MessagePack integer, or of a wrong type
         raise InvalidRecord(type(record).__name__, str(error)) from error
@@ -98,10 +106,17 @@ def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD
     except (DecodeError, ValueError) as error:
         raise InvalidRecord(type(record).__name__, str(error)) from error
     head = MAGIC + bytes((ENVELOPE_VERSION,)) + length.to_bytes(4, "big")
+    if isinstance(record, Signed) or (isinstance(record, GroupConfig) and record.admin_keys):
+        version = max(version, SIGNED_VERSION)  # F11.1, F11.3
     version = version if group_bytes else LOG_RECORD_VERSION
     tail = bytes((len(group_bytes),)) + group_bytes + bytes((version, kind)) + body
     checksum = crc32(tail, crc32(head, crc32(incarnation)))
     return head + checksum.to_bytes(4, "big") + tail
+
+
+def body_of(record: Record | Signed) -> bytes:
+    """Returns the record's body, unchecked."""
+    return _ENCODER.encode(_trimmed(record))
 
 
 def _trimmed(struct: Struct) -> list[Any]:
@@ -182,19 +197,30 @@ def open_snapshot(value: bytes | None) -> Snapshot | None:
 
 
 def open_record(value: bytes | None, seed: int) -> Record | None:
-    """Returns the record in a value, to look up one that a fold has accepted; or None. `seed`: as in
-    `open_envelope`."""
+    """Returns the record in a value, to look up one that a fold has accepted; or None. Of a Signed, the record that it
+    carries. `seed`: as in `open_envelope`."""
     envelope = open_envelope(value, seed)
-    return None if envelope is None else envelope[5] or decode_body(envelope[3], envelope[4])
+    record = None if envelope is None else envelope[5] or decode_body(envelope[3], envelope[4], envelope[2])
+    return carried(record) if isinstance(record, Signed) else record
 
 
-def decode_body(kind: int, body: bytes) -> Record | None:
-    """Returns the record of a body of type `kind` (0-15), or None if the body is malformed (E6)."""
+def carried(record: Signed) -> Record | None:
+    """Returns the record that a Signed carries, or None if its body is malformed."""
+    found = decode_body(record.kind, record.body) if record.kind <= TYPE_MAX else None
+    return None if isinstance(found, Signed) else found
+
+
+def decode_body(kind: int, body: bytes, version: int = SIGNED_VERSION) -> Record | Signed | None:
+    """Returns the record of a body of type `kind`, or None if the body is malformed (E6). `version`: of the record."""
     # Each level takes a byte, so a short body cannot be too deep; a long one seldom has so many container bytes.
     if len(body) > DEPTH_MAX and len(body.translate(None, _NOT_CONTAINERS)) > DEPTH_MAX and _too_deep(body):
         return None
     try:
-        return _DECODERS[kind].decode(body)
+        if kind == CONFIG and version < SIGNED_VERSION:
+            elements = _ELEMENTS.decode(body)  # what follows the fields of this version is not read (E7)
+            body = body if len(elements) <= _CONFIG_ELEMENTS else _ENCODER.encode(elements[:_CONFIG_ELEMENTS])
+        record: Record | Signed = _DECODERS[kind].decode(body)
+        return record
     except (DecodeError, ValueError):
         return None  # msgspec reports bad utf-8 as UnicodeDecodeError, a ValueError
 

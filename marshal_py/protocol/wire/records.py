@@ -4,6 +4,12 @@ codec.py knows their bytes and rationalizer.py their effects. Bounds are checked
 codec.encode writes one. New fields are only ever appended (E7). Fields that recur: `observed` is the value on which the
 sender based the record, so that the fold rejects the record if the value has changed; `token` is the offset of the
 record that began or renewed the sender's pause; `by` says for people who sent the record; -1 stands for none.
+
+To add a field: append it here and in PROTOCOL.md 4.2, with bounds and a default. If the fold reads it, the record
+version grows; if an old log can lead to another world, the fold version too; and the rule in PROTOCOL.md, the
+rationalizer, a test that names the rule, and `marshal_sim/oracle/` change, which is written from the text and not from
+the code. Add bytes with the field to the fixtures (the old ones must decode to the default), the field to the strategy
+of the property tests, and to CHANGELOG.md what an older reader does when it meets it.
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ TEXT_CHARS_SAFE: Final = TEXT_BYTES_MAX // 4  # so many characters never take mo
 BY_CHARS_MAX: Final = 60  # of a client id in a field `by`, which then always fits
 INSTANCE_BYTES: Final = 16
 PRIORITY_MAX: Final = 9  # of a consumer under the policy `prioritized`, as in the design of priority groups
+ADMIN_KEYS_MAX: Final = 16  # of a group: a key per operator or machine, and the next ones while they are replaced
 PROGRESS_BYTES_MAX: Final = 512  # 4,000 offsets as a bitmap, at least 80 ranges; a snapshot holds one per partition
 
 AT_LEAST_ONCE: Final = 1
@@ -51,6 +58,8 @@ Id = Annotated[
 Text = Annotated[str, Meta(max_length=TEXT_BYTES_MAX)]
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
 PartitionOrWhole = Annotated[int, Meta(ge=-1, le=PARTITION_MAX)]
+AdminKey = Annotated[bytes, Meta(min_length=32, max_length=32)]  # the public half of an Ed25519 key
+SignatureBytes = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Partition = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
 Partitions = Annotated[int, Meta(ge=1, le=PARTITION_MAX + 1)]
 Byte = Annotated[int, Meta(ge=1, le=255)]
@@ -314,6 +323,7 @@ class GroupConfig(Struct, array_like=True, frozen=True, tag=11):
     failover_ms: Ms = 0
     lag_weighted: bool = False
     release_behind_ms: Ms = 0
+    admin_keys: Annotated[tuple[AdminKey, ...], Meta(max_length=ADMIN_KEYS_MAX)] = ()
 
     def __post_init__(self) -> None:
         check_lengths(self.policy, self.ack_policy, self.by, *self.priority_groups, *self.members)
@@ -369,6 +379,17 @@ class SeekingPartition(Struct, array_like=True, frozen=True, tag=15, gc=False):
     position: Offset
 
 
+class Signed(Struct, array_like=True, frozen=True, tag=17):
+    """Carries the body of an admin record, of type `kind`, with a signature by one of the group's keys (rule 11).
+    `observed`: the offset of the settings that name the key."""
+
+    key: AdminKey
+    signature: SignatureBytes
+    observed: Offset
+    kind: Byte
+    body: bytes
+
+
 Record = (
     Genesis
     | Join
@@ -386,7 +407,7 @@ Record = (
     | Note
     | Snapshot
     | SeekingPartition
-)
+)  # and Signed, which carries one of them: verdicts have the record that it carries
 
 RECORD_TYPES: Final[tuple[type[Record], ...]] = (
     Genesis,

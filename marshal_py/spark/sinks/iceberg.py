@@ -25,8 +25,7 @@ from pyspark.sql import DataFrame
 from marshal_py.client.values.finished import Finished, Kept, Source, Span
 from marshal_py.errors import InvalidOption, TableChanged
 from marshal_py.spark.sinks import lakes
-from marshal_py.spark.sinks.lakes import check_names
-from marshal_py.spark.sinks.parquet_files import Broken, not_null, nulls_in, refuse, spark_uri_of, write_files
+from marshal_py.spark.sinks.lakes import Broken, check_names, not_null, nulls_in, refuse, spark_uri_of, write_files
 
 PREFIX: Final = "marshal."  # of the table properties that say what the table has: marshal.TOPIC:PARTITION:TOPIC_ID
 

@@ -1,12 +1,15 @@
-"""`spark.read.format("marshal")`: messages between two points, as a batch. No group, no claims, no position.
+"""Batch reads of `spark.read.format("marshal")`: messages between two points, or the ranges of a claimed batch.
 
-It is for reading messages again while the group continues, for example to rebuild a table or to correct one day. The
-driver looks up the offsets of the two points each time Spark plans a job; tasks read explicit ranges (range_reader.py).
+The first is for reading messages again while the group continues, for example to rebuild a table or to correct one day;
+it has no group, no claims and no position. The driver looks up the offsets of the two points each time Spark plans a
+job. The second has the option `ranges` (the JSON that `ranges_json` writes), and `once` (true: a task that Spark tries
+again fails). Tasks read both (range_reader.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -20,9 +23,8 @@ from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.spark.stream.aliases import named_as_written, translate
 from marshal_py.spark.stream.messages import COLUMNS, columns_of
 from marshal_py.spark.stream.options import OPTIONS as STREAM_OPTIONS
-from marshal_py.spark.stream.options import ReadOptions, check_names, number, topics_of
-from marshal_py.spark.stream.range_reader import partitions_of, read_ranges
-from marshal_py.spark.stream.tasks import Piece, source_text
+from marshal_py.spark.stream.options import ReadOptions, check_names, flag, number, topics_of
+from marshal_py.spark.stream.range_reader import Piece, partitions_of, read_ranges, source_text
 from marshal_py.transport.kafka import KafkaTransport
 
 if TYPE_CHECKING:
@@ -142,6 +144,61 @@ class BackfillReader(DataSourceReader):
             if named:
                 return sorted(named), ids
         return all_partitions, ids
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_ranges(partition)
+
+
+RANGE_OPTIONS: Final = ("ranges", "bootstrap.servers", "columns", "min_partitions", "read_timeout_s", "once")
+
+
+def ranges_json(pieces: Iterable[Piece]) -> str:
+    """Returns the value of the option `ranges`: [[topic, partition, start, to, token, source], ...]."""
+    return json.dumps([list(piece) for piece in pieces])
+
+
+def _pieces(text: str) -> list[Piece]:
+    rule = "a JSON list of [topic, partition, start, to, token, source]; ranges_json writes it"
+    try:
+        pieces = [Piece(*item) for item in json.loads(text)]
+    except (ValueError, TypeError) as error:
+        raise InvalidOption("ranges", text, rule) from error
+    seen: set[tuple[str, int]] = set()
+    for piece in pieces:
+        kinds = (str, int, int, int, str, str)
+        if not all(type(field) is kind for field, kind in zip(piece, kinds, strict=True)):
+            raise InvalidOption("ranges", list(piece), rule)
+        if not 0 <= piece.start <= piece.to or piece.partition < 0:
+            raise InvalidOption("ranges", list(piece), "0 <= start <= to, and a partition from 0 on")
+        if (piece.topic, piece.partition) in seen:
+            raise InvalidOption("ranges", list(piece), "one range of each partition; others in a read of their own")
+        seen.add((piece.topic, piece.partition))
+    return pieces
+
+
+@dataclass(frozen=True)
+class RangeOptions(ReadOptions):
+    """The checked options of a read of explicit ranges."""
+
+    pieces: tuple[Piece, ...]
+    once: bool
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> RangeOptions:
+        """Parses the options. Raises InvalidOption."""
+        check_names(given, RANGE_OPTIONS)
+        pieces = tuple(_pieces(given["ranges"]))
+        return cls(pieces=pieces, once=flag(given, "once"), **vars(ReadOptions.parse(given)))
+
+
+class RangesReader(DataSourceReader):
+    """Plans and reads the ranges. Only tasks connect to Kafka."""
+
+    def __init__(self, options: RangeOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return partitions_of(self._options.pieces, self._options, once=self._options.once)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_ranges(partition)

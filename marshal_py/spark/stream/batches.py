@@ -23,10 +23,10 @@ from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.fencing_token import Token
 from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.spark.stream.backfills import ranges_json
 from marshal_py.spark.stream.messages import COLUMNS, columns_of
 from marshal_py.spark.stream.options import MAX_ROWS, READ_TIMEOUT_S, as_options
-from marshal_py.spark.stream.ranges import ranges_json
-from marshal_py.spark.stream.tasks import Piece, pieces_of
+from marshal_py.spark.stream.range_reader import Piece, pieces_of
 
 
 def claimed_batches(
@@ -123,7 +123,7 @@ class Batches:
         options: Mapping[str, str],
         until: str | None,
     ) -> None:
-        """`options`: those with which every batch is read (ranges.py)."""
+        """`options`: those with which every batch is read (backfills.py)."""
         self._spark, self._planner, self._max_rows, self._wait_s = spark, planner, max_rows, wait_s
         if not planner.connection:
             raise InvalidOption("bootstrap.servers", "", "executors can only reach a cluster over the network")

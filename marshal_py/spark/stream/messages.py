@@ -19,7 +19,7 @@ from marshal_py.transport.ports import RawMessage
 
 
 class Run(NamedTuple):
-    """Messages of one partition in order, with what their piece (tasks.py) says of all of them."""
+    """Messages of one partition in order, with what their piece (range_reader.py) says of all of them."""
 
     topic: str
     partition: int

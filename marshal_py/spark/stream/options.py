@@ -1,7 +1,7 @@
 """Options of the sources that read Kafka: texts, as Spark passes them, checked and turned into values.
 
-`ReadOptions` are the ones that every such source has; `StreamOptions` are those of the stream (backfills.py and
-ranges.py have their own). Nothing here connects to a cluster.
+`ReadOptions` are the ones that every such source has; `StreamOptions` are those of the stream (backfills.py has those
+of batch reads). Nothing here connects to a cluster.
 """
 
 from __future__ import annotations

@@ -42,8 +42,7 @@ from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.spark.stream.aliases import named_as_written
 from marshal_py.spark.stream.commits import CommitSocket
 from marshal_py.spark.stream.options import StreamOptions
-from marshal_py.spark.stream.range_reader import partitions_of, read_ranges
-from marshal_py.spark.stream.tasks import pieces_of
+from marshal_py.spark.stream.range_reader import partitions_of, pieces_of, read_ranges
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 
 from marshal_py.errors import InvalidOption
 from marshal_py.history.tables import TABLES
-from marshal_py.spark.log import columns
+from marshal_py.spark import log_tables
 
 PREFIX: Final = "marshal_"
 
@@ -160,13 +160,13 @@ def views(folded: DataFrame, prefix: str = PREFIX) -> list[str]:
     Returns the views' names: `prefix` and the table's name. Call `folded.persist()` first, or every query folds the log
     again. Raises InvalidOption if `folded` is not wide.
     """
-    if columns.WHICH not in folded.columns:
+    if log_tables.WHICH not in folded.columns:
         raise InvalidOption("folded", folded.columns, "the wide DataFrame of several tables, with a column `table`")
     made = []
     for name in TABLES:
-        own = list(columns.columns([name]))
+        own = list(log_tables.columns([name]))
         if set(own) <= set(folded.columns):
-            part = folded.where(functions.col(columns.WHICH) == name).select(*own)
+            part = folded.where(functions.col(log_tables.WHICH) == name).select(*own)
             part.createOrReplaceTempView(prefix + name)
             made.append(prefix + name)
     return made

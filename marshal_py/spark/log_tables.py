@@ -3,6 +3,9 @@
 One task per log reads it from its beginning in the order of its offsets, folds it with the library's own rationalizer
 and yields the rows of history/timeline.py; there is no shuffle. `since` and `until` must limit only the rows, not the
 fold.
+
+A column has the name of its field; a time (`..._time_ms`, `time_ms`) becomes a timestamp and loses its `_ms`. Several
+tables together are one wide table: its column `table` names a row's table, and columns that this table lacks are NULL.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, get_type_hints
 
 import pyarrow as pa
+from pyspark.sql import types
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -26,12 +30,88 @@ from marshal_py.log.reader import LogReader
 from marshal_py.log.replay import beginning, root_among
 from marshal_py.protocol.wire.identity import check_id, route
 from marshal_py.protocol.wire.records import Genesis
-from marshal_py.spark.log import columns
 from marshal_py.spark.stream.aliases import named_as_written
 from marshal_py.spark.stream.options import kafka_options
 from marshal_py.transport.dump import Reader
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.ports import Bounds
+
+BATCH_ROWS: Final = 20_000  # per batch that goes to the JVM: a few MB; larger ones are not faster
+TIME_MS_MAX: Final = 253_402_300_799_999  # the year 9999, where Spark's calendar ends; a record's time may be anything
+
+WHICH: Final = "table"
+
+_TIME: Final = pa.timestamp("us", tz="UTC")
+_INT32: Final = frozenset({"log", "partition"})  # numbers of partitions, as Spark's other Kafka sources have them
+_SPARK: Final = {
+    pa.int32(): types.IntegerType(),
+    pa.int64(): types.LongType(),
+    pa.string(): types.StringType(),
+    pa.bool_(): types.BooleanType(),
+    pa.binary(): types.BinaryType(),
+    _TIME: types.TimestampType(),
+}
+
+
+def _arrow_fields(row: type[Row]) -> dict[str, pa.DataType]:
+    """Returns the type of each column by its name, in the order of the row's fields."""
+    found: dict[str, pa.DataType] = {}
+    for name, hint in get_type_hints(row).items():
+        if name.endswith("time_ms"):
+            found[name.removesuffix("_ms")] = _TIME
+        elif bool in (hint, *getattr(hint, "__args__", ())):
+            found[name] = pa.bool_()
+        elif str in (hint, *getattr(hint, "__args__", ())):
+            found[name] = pa.string()
+        else:
+            found[name] = pa.int32() if name in _INT32 else pa.int64()
+    return found
+
+
+_FIELDS: Final = {name: _arrow_fields(row) for name, row in TABLES.items()}
+
+
+def columns(tables: Sequence[str]) -> dict[str, pa.DataType]:
+    """Returns the type of each column by its name, for one table or for the wide table of several."""
+    if len(tables) == 1:
+        return _FIELDS[tables[0]]
+    wide = {WHICH: pa.string()}
+    for name in tables:
+        wide |= {column: kind for column, kind in _FIELDS[name].items() if column not in wide}
+    return wide
+
+
+def arrow_schema(fields: Mapping[str, pa.DataType]) -> pa.Schema:
+    return pa.schema(list(fields.items()))
+
+
+def spark_schema(fields: Mapping[str, pa.DataType]) -> types.StructType:
+    return types.StructType([types.StructField(name, _SPARK[kind]) for name, kind in fields.items()])
+
+
+def batches(rows: Mapping[str, Sequence[Row]], tables: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yields record batches with the columns of `tables`, one table after the other. `rows`: by table name."""
+    fields = columns(tables)
+    schema = arrow_schema(fields)
+    for name in tables:
+        found = rows.get(name, ())
+        for start in range(0, len(found), BATCH_ROWS):
+            part = found[start : start + BATCH_ROWS]
+            own = dict(zip(_FIELDS[name], zip(*part, strict=True), strict=True))
+            own[WHICH] = (name,) * len(part)
+            arrays = [
+                _array(own[column], kind) if column in own else pa.nulls(len(part), kind)
+                for column, kind in fields.items()
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(cells: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if kind != _TIME:
+        return pa.array(cells, kind)
+    known = [cell if cell is not None and 0 <= cell <= TIME_MS_MAX else None for cell in cells]
+    return pa.array(known, pa.timestamp("ms", tz="UTC")).cast(_TIME)
+
 
 # --- Sources of coordination log records: a live topic and a dump file
 #
@@ -136,7 +216,7 @@ def source_of(options: Mapping[str, str]) -> LogSource:
 
 
 STATE_TABLES: Final = tuple(name for name in TABLES if name != "records")
-ROWS_HELD_MAX: Final = columns.BATCH_ROWS  # rows that a task collects before they go to the JVM
+ROWS_HELD_MAX: Final = BATCH_ROWS  # rows that a task collects before they go to the JVM
 CHECK_EVERY: Final = 1_024  # offsets between two checks of how many rows are collected
 
 _SOURCE: Final = frozenset({"path", "bootstrap.servers", "coordination_topic"})
@@ -197,7 +277,7 @@ def check_options(options: Mapping[str, str], known: frozenset[str], format_name
 
 def log_schema(options: Mapping[str, str]) -> StructType:
     check_options(options, _LOG, "marshal-log")
-    return columns.spark_schema(columns.columns(("records",)))
+    return spark_schema(columns(("records",)))
 
 
 def log_reader(options: Mapping[str, str]) -> DataSourceReader:
@@ -209,7 +289,7 @@ def log_reader(options: Mapping[str, str]) -> DataSourceReader:
 
 def state_schema(options: Mapping[str, str]) -> StructType:
     check_options(options, _STATE, "marshal-state")
-    return columns.spark_schema(columns.columns(_tables_of(options)))
+    return spark_schema(columns(_tables_of(options)))
 
 
 def state_reader(options: Mapping[str, str]) -> DataSourceReader:
@@ -246,7 +326,7 @@ class FoldReader(DataSourceReader):
         if not isinstance(partition, LogSpan):
             return
         for rows in self._folded(partition):
-            yield from columns.batches(rows, self._tables)
+            yield from batches(rows, self._tables)
 
     def _folded(self, span: LogSpan) -> Iterator[Mapping[str, Sequence[Row]]]:
         assert span.root is not None  # `partitions` planned it
