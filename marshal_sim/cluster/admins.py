@@ -11,12 +11,14 @@ from typing import NamedTuple, Protocol
 
 from marshal_py.admin.plans.operation import GRACE_INTERVALS, INTERVAL_MS, Author, GroupContext, Operation
 from marshal_py.admin.plans.position import PositionPlan
+from marshal_py.admin.plans.runner import sealed
 from marshal_py.admin.views.pause_history import PauseHistory
-from marshal_py.errors import AdminGaveUp, CoordinationError, MarshalError
+from marshal_py.errors import AdminGaveUp, CoordinationError, KeyNeeded, MarshalError
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.wire.identity import Instant, TopicPartition
-from marshal_py.protocol.wire.records import Note
+from marshal_py.protocol.wire.records import Note, Record
 from marshal_sim.cluster.clock import MachineClock
+from marshal_sim.cluster.hostile import key_for
 from marshal_sim.cluster.process import GENESIS_MS, Environment, Process
 from marshal_sim.judge.evidence import ToolReport
 
@@ -80,6 +82,12 @@ class AdminProcess(Process):
         """Writes nothing, because a tool never writes a Genesis, and acts again later."""
         self.environment.schedule(GENESIS_MS, self, self.act)
 
+    def send(self, record: Record) -> None:
+        """Writes a record of the group, with a signature if the group has keys."""
+        assert self.world.genesis is not None
+        key = key_for(self.world, self.group)
+        self.post(sealed(self.world, self.group, self.world.genesis.incarnation, record, key))
+
     # --- acting
 
     def act(self, _: None) -> None:
@@ -99,7 +107,12 @@ class AdminProcess(Process):
         operation, now = self.operation, self.now()
         step = operation.tick(now)
         for record in step.send:
-            self.send(record)
+            try:
+                self.send(record)
+            except KeyNeeded as error:  # somebody else has taken the group: only with a planted bug
+                self.dead = True
+                operation.end(error)
+                return
             self._count += not isinstance(record, Note)
             if self._count >= self._crash_point.crash_after:
                 self.dead = True

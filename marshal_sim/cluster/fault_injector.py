@@ -37,6 +37,7 @@ from marshal_sim.cluster.faults import (
     spread,
 )
 from marshal_sim.cluster.group_lives import PATIENCE_INTERVALS, GroupLives
+from marshal_sim.cluster.hostile import hostile
 from marshal_sim.cluster.malformed_records import damaged_envelope, harmless, newer_record
 from marshal_sim.cluster.query import Checkpoint, Query
 from marshal_sim.cluster.restricted import MEMBERS
@@ -50,6 +51,7 @@ NEVER: Final = 1_000_000
 FLAP_MS: Final = 1_000  # leaders change up to once per second
 HAND_OVER_MS: Final = 1_000  # how long the client lets a stop wait for hand-overs (A6)
 FLAPS_MAX: Final = 5
+BURST: Final = 5  # how many records a hostile writer writes at a time
 CHECKPOINT_LOST: Final = 0.2  # the share of a query's restarts that lose its checkpoint
 
 
@@ -98,6 +100,7 @@ class FaultInjector:
             "fetch_error": self._fetch_error,
             "witness": self._witness,
             "deletion": lambda: self._lives.delete(self._group()),
+            "keys": self._write_hostile,
             "grow_logs": lambda: self.cluster.broker.add_logs(1),
         }
 
@@ -431,6 +434,18 @@ class FaultInjector:
         if genesis is not None:
             value, shape = harmless(self.rng, self.cluster.broker.logs[number].recorded, genesis, self._group().name)
             self._write(number, value, shape)
+
+    def _write_hostile(self) -> None:
+        """Writes what only holders of a key may, to a group that has keys. It must change nothing (S13)."""
+        name = self._group().name
+        for process in self.cluster.processes:
+            world, log = process.world, self.cluster.broker.logs[process.log]
+            group = world.groups.get(name)
+            same = process.topic_id == self.cluster.broker.topic_id and not process.forked
+            if same and group is not None and group.keys and world.next_offset == len(log.values):
+                for _ in range(BURST):
+                    self._write(process.log, *hostile(self.rng, log.values, world, group))
+                return
 
     def _genesis(self, number: int) -> Genesis | None:
         """Returns the Genesis that holds in a log, or None if there is none yet.

@@ -64,8 +64,9 @@ RUN_KINDS: Final = (
 )
 # Kinds of a group's life. `deletion`: an admin deletes a group with its live consumers, and another one revives it.
 # `create_race`, a property of the whole run: an admin creates each group, and a consumer brings other settings, while
-# the first consumers join.
-LIFE_KINDS: Final = ("deletion",)
+# the first consumers join. `keys`: admins give the groups keys, exchange them, and sign what they write; others write
+# what nobody has signed, or sign it with a key of their own, or copy it (F11).
+LIFE_KINDS: Final = ("deletion", "keys")
 LIFE_RUN_KINDS: Final = ("create_race",)
 # Kinds that a caller may ask for; some seeds have those of DRAWN_RUN_KINDS without. `witness`: clients keep
 # wills; some die, and a witness publishes the will after any delay, in part or twice; others live although their
@@ -77,7 +78,7 @@ LIFE_RUN_KINDS: Final = ("create_race",)
 # by `process`.
 ASKED_KINDS: Final = ("witness",)
 ASKED_RUN_KINDS: Final = ("answers", "behind", "calls", "lanes")
-DRAWN_RUN_KINDS: Final = {"calls": 4, "answers": 5, "lanes": 7}  # one seed of so many has it
+DRAWN_RUN_KINDS: Final = {"calls": 4, "answers": 5, "lanes": 7, "keys": 6}  # one seed of so many has it
 # Kinds that end shortly before the healing, or take long: none begins late in a run.
 LONG_KINDS: Final = frozenset(
     {

@@ -13,19 +13,21 @@ from random import Random
 from typing import Any, Final, Protocol
 
 from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan
-from marshal_py.admin.plans.operation import Terms
+from marshal_py.admin.plans.operation import GroupContext, Terms
 from marshal_py.protocol.fold.policies import DEFAULT_POLICY, LIFELONG
 from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.policy import RESTRICTED
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE, MODE_NAMES
 from marshal_sim.cluster.admins import CrashPoint
 from marshal_sim.cluster.cluster import Cluster
+from marshal_sim.cluster.hostile import key_of
 from marshal_sim.cluster.restricted import changed, of_policy
 from marshal_sim.cluster.scenario import GroupPlan
 
 PATIENCE_INTERVALS: Final = 12  # how long tools wait: most end before the heal
 DELETION_INTERVALS: Final = 8  # how long one that deletes a group waits: it ends before the heal
 REVIVAL_INTERVALS: Final = 12  # a deleted group is revived within so many, from the order to delete it on
+KEYS: Final = ((1,), (1, 2), (2,), (1, 2))  # of each group, one after the other: two rotations
 NEVER: Final = CrashPoint(1_000_000, 1_000_000)
 
 
@@ -54,6 +56,10 @@ class GroupLives:
     def begin(self) -> None:
         """Lets an admin create each group, and a consumer bring other settings than the rest, while all begin."""
         scenario = self._cluster.scenario
+        for group in scenario.groups if "keys" in scenario.kinds else ():
+            for number, keys in enumerate(KEYS):
+                at_ms = int((number + self._rng.random()) * scenario.safety_ms / (2 * len(KEYS)))
+                self._cluster.schedule(at_ms, None, self._set_keys, (group, keys))
         if "create_race" not in scenario.kinds:
             return
         for number, group in enumerate(scenario.groups):
@@ -73,6 +79,19 @@ class GroupLives:
 
     def _create(self, group: GroupPlan, wanted: dict[str, Any], crash_point: CrashPoint | None = None) -> None:
         self._run_tool(group, lambda context: ConfigPlan(context, wanted, create=True), {}, crash_point)
+
+    def _set_keys(self, change: tuple[GroupPlan, Sequence[int]]) -> None:
+        """Lets an admin give a group keys, or exchange them, once its consumers have begun it."""
+        group, seeds = change
+        wanted = {"admin_keys": [key_of(seed).public.hex() for seed in seeds]}
+
+        def operation(context: GroupContext) -> ConfigPlan:
+            there = context.group
+            if there is not None and there.config is None:  # then consumers that bring settings could not join any more
+                return ConfigPlan(context, settings_of(group, self._cluster.new_options(group, "s0")) | wanted)
+            return ConfigPlan(context, wanted)
+
+        self._run_tool(group, operation, {})
 
     def pause_ms(self) -> int:
         """Draws how long an admin's pause lasts."""

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from marshal_py.protocol.fold.policies import EXPLICIT
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE
+from marshal_py.protocol.wire.signatures import VERIFIES
 from marshal_sim.cluster import dump_state
 from marshal_sim.cluster.dump_state import DumpState
 from marshal_sim.cluster.faults import draw_kinds, spread
@@ -108,6 +109,7 @@ def draw(rng: Random, options: Options) -> Scenario:
     kinds = kinds | {"calls"} if options.calls else kinds
     kinds = (kinds | {"lanes"}) - NOT_IN_LANES if options.lanes or "lanes" in kinds else kinds
     kinds = kinds | {"behind"} if options.behind else kinds
+    kinds = kinds if VERIFIES else kinds - {"keys"}
     interval_ms = options.interval_ms or INTERVALS_MS[int(rng.random() * len(INTERVALS_MS))]
     # Bugs need few actors, and small runs are fast; of the rest each order of magnitude is as likely as the others.
     partitions = (

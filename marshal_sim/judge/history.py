@@ -28,7 +28,7 @@ from marshal_sim.judge.facts import (
 from marshal_sim.judge.model import AT_MOST_ONCE, GroupModel
 from marshal_sim.oracle.oracle import Oracle, OracleStop, Verdict
 from marshal_sim.oracle.snapshot import FOLD_VERSION, Snapshots
-from marshal_sim.oracle.wire import SNAPSHOT_TYPE, Record, decode_record, parse_envelope
+from marshal_sim.oracle.wire import SIGNED_TYPE, SNAPSHOT_TYPE, Record, decode_record, parse_envelope
 
 LOST = "offset_lost"  # kind of a Note
 STUCK = "handler_stuck"  # kind of a Note
@@ -38,6 +38,7 @@ DRAINED = "drained"  # reason of a Release by a drain of the user
 DIED = "died"  # reason of a Release by T19
 ENDINGS = ("Join", "Leave", "Evict", "ReleasingPartition", "SeekingPartition", "GroupConfig")  # may end a claim
 MAY_COUNT = ("replay", "newer", "forged")  # foreign records that the rules may accept, or that end a group
+COPY = "copy"  # of a record with a signature: counts no second time
 
 
 def root_of(values: Iterable[bytes | None]) -> tuple[bytes, int]:
@@ -120,6 +121,7 @@ class History:
         self._models: dict[str, GroupModel] = {}
         self._paused_at: dict[str, int] = {}
         self._touched: set[str] = set()  # groups that a record since the last checkpoint named
+        self._signed: set[bytes] = set()  # accepted records with a signature
         if oracle is None:
             self.stopped = OracleStop("no snapshot", evidence.first)
             self._report("S14", evidence.first, "no sound and confirmed snapshot replaces what was deleted before")
@@ -173,11 +175,14 @@ class History:
         name = f"{verdict.outcome} {verdict.reason}".strip()
         self.verdicts[name] = self.verdicts.get(name, 0) + 1
         harmless = verdict.outcome != "accepted" and opaque == self._opaque() if foreign or sampled else False
-        if (harmless or (foreign and foreign not in MAY_COUNT)) and before != self._states():
+        refused = foreign == COPY and value not in self._signed  # then the reason may have passed (F11.4)
+        if (harmless or (foreign and foreign not in MAY_COUNT and not refused)) and before != self._states():
             what = f"a foreign record ({foreign})" if foreign else f"a record that is {name}"
             self._report("S13", offset, f"{what} changes the world")
         if verdict.group is not None:
             self._touched.add(verdict.group)
+            if value is not None and verdict.outcome == "accepted" and value[13 + value[11]] == SIGNED_TYPE:
+                self._signed.add(value)
         if value is not None and verdict.group is not None and verdict.record is not None:
             self._read(offset, value, verdict)
             if verdict.record.type == "ClaimingPartition" and foreign != "forged":

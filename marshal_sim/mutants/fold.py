@@ -30,6 +30,7 @@ from marshal_py.protocol.wire.records import (
     ReleaseGroup,
     ReleasingPartition,
     SetPosition,
+    Signed,
 )
 from marshal_sim.mutants import claims as mutants_claims
 
@@ -355,6 +356,42 @@ def _u3(rationalizer: Any) -> list[tuple[Any, str, Any]]:
     return [(rationalizer, "_RULES", tuple(rules)), (Drain, "empty", lambda self, group, now: True)]
 
 
+def _f11a(rationalizer: Any) -> list[tuple[Any, str, Any]]:
+    return [(rationalizer, "unsigned", lambda group, record: "")]
+
+
+def _f11b(rationalizer: Any) -> list[tuple[Any, str, Any]]:
+    exact = rationalizer.badly_signed
+
+    def any_key(group: Group, record: Signed, incarnation: bytes) -> str:
+        reason: str = exact(group, record, incarnation)
+        fits = rationalizer.fits(record, incarnation, group.name)
+        return "" if reason == "key" and record.observed == group.config_offset and fits else reason
+
+    return [(rationalizer, "badly_signed", any_key)]
+
+
+def _f11c(rationalizer: Any) -> list[tuple[Any, str, Any]]:
+    return [(rationalizer, "fits", lambda record, incarnation, name: True)]
+
+
+def _f11d(rationalizer: Any) -> list[tuple[Any, str, Any]]:
+    """Plants F11D: a pause that a key has signed counts at any time."""
+    rules, pause, exact = list(rationalizer._RULES), rationalizer._RULES[PAUSE], rationalizer.badly_signed
+
+    def any_settings(group: Group, record: Signed, incarnation: bytes) -> str:
+        reason: str = exact(group, record, incarnation)
+        return "" if reason == "observed" and rationalizer.fits(record, incarnation, group.name) else reason
+
+    def any_pause(group: Group, offset: int, record: ReleaseGroup, body: bytes) -> str:
+        token = group.pause_change if group.paused else NONE
+        reason: str = pause(group, offset, replace(record, observed=group.pause_change, token=token), body)
+        return reason
+
+    rules[PAUSE] = any_pause
+    return [(rationalizer, "_RULES", tuple(rules)), (rationalizer, "badly_signed", any_settings)]
+
+
 def _refused(answer: Any) -> bool:
     """Returns whether a rule of the fold has refused the record. A rule that accepts may answer with what it found (a
     span that a claim leaves unsettled), which is no reason.
@@ -399,6 +436,10 @@ MUTANTS: Final[dict[str, tuple[str, int, Callable[[Any], Any]]]] = {
     "U1": ("a Join counts whatever the settings of the group are", -1, _u1),
     "U2": ("settings for the life of a group change", -1, _u2),
     "U3": ("a group is deleted under its owners", -1, _u3),
+    "F11A": ("a group with keys takes what nobody has signed", -1, _f11a),
+    "F11B": ("a signature by any key counts", -1, _f11b),
+    "F11C": ("a false signature counts", -1, _f11c),
+    "F11D": ("a copy of a pause counts again", -1, _f11d),
     "P3": ("progress outlives a generation", -1, mutants_claims.p3),
     "P4": ("a late heartbeat takes back what a newer one has said", HEARTBEAT, _p4),
 }

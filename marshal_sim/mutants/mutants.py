@@ -415,6 +415,10 @@ _FOLD_BIAS: Final = {
     "U1": _bias("create_race", "delay"),
     "U2": _bias("create_race", "delay"),
     "U3": _bias("deletion", "delay"),
+    "F11A": _bias("keys"),
+    "F11B": _bias("keys"),
+    "F11C": _bias("keys"),
+    "F11D": _bias("keys", "admin"),
     "P3": _bias("admin", "two_admins", "stuck_handler", "slow_handler", mode=AT_LEAST_ONCE),
     "P4": _bias("retry", "delay", "duplicate", "crash", "calls", "answers", mode=AT_LEAST_ONCE),
 }

@@ -49,6 +49,8 @@ class ShippedFold(Oracle):
             self.groups[shipped.group] = group = _group(known)
             group.granted, group.unsettled = shipped.granted, shipped.unsettled
         record = None if shipped.record is None else decode_record(envelope.type, envelope.body)
+        if record is not None and record.type == "Signed":
+            record = decode_record(record.fields["kind"], record.fields["body"])
         named = shipped.outcome.name.lower()
         return Verdict(named, shipped.reason, shipped.group, record, shipped.granted, shipped.unsettled)
 

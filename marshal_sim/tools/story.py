@@ -27,7 +27,7 @@ PROMISES: Final = {
     "S10": "a position decreases only where somebody sets it",
     "S11": "in a pause nothing is claimed and nothing is delivered",
     "S12": "an admin's tool reports truthfully whether positions moved",
-    "S13": "garbage and records of other groups or logs change nothing and stop no reader",
+    "S13": "garbage, records of other groups or logs, or without a needed key change nothing and stop no reader",
     "S14": "a reader that cannot trust the log stops",
     "S15": "a session is evicted only after somebody waited twice its interval without a sign of life",
     "S16": "under one claim a message comes again only after its handler gave it back, and no message is delivered "

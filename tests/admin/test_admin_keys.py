@@ -22,8 +22,8 @@ from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import Instant
 from marshal_py.protocol.wire.records import GroupConfig, Leave, Record, ReleaseGroup
 from marshal_py.transport.memory import MemoryBroker, MemoryTransport
+from marshal_sim.cluster.hostile import key_of
 from tests.support.differential_log import GROUP, INCARNATION, DifferentialLog
-from tests.support.signing import key_of
 
 
 @pytest.fixture

@@ -922,6 +922,10 @@ QUICK = (
     "C33",
     "P4",
     "P7",
+    "F11A",
+    "F11B",
+    "F11C",
+    "F11D",
     *(f"K{number}" for number in range(1, 13)),
 )
 
@@ -995,7 +999,7 @@ SKIPPED = {
 SOME = frozenset(
     {"X2", "X4", "X5", "X16", "X24", "X26", "X27", "X30", "X36", "X41", "O1", "G1", "A3", "D3", "D6", "D8", "D12A"}
     | {"H1", "L1", "L2", "W1", "Q1", "Q2", "T19C", "T19D", "D14A", "D14B", "D15A", "D16B", "U3", "P7", "K1", "K6"}
-    | {"C2", "C9", "C13", "C19", "C22", "C24", "C28"}
+    | {"C2", "C9", "C13", "C19", "C22", "C24", "C28", "F11C"}
 )
 
 
@@ -1023,7 +1027,7 @@ def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
     others |= {"D14A", "D14B", "D14C", "D14D", "D15A", "D15B", "D15C", "D15D", "D15E", "D16A", "D16B", "D16C"}
     others |= {"R1", "R2", "R3", "R4", "R5", "L1", "L2", "L3", "P1", "P2", "P3", "P4", "P5", "P6"}
     others |= {"P7", "W1", "W2", "O1", "O2"}
-    others |= {"U1", "U2", "U3"}
+    others |= {"U1", "U2", "U3", "F11A", "F11B", "F11C", "F11D"}
     others |= {f"C{n}" for n in range(1, 34)} | {f"K{n}" for n in range(1, 13)}
     assert set(MUTANTS) - wanted == others
     assert wanted - set(MUTANTS) == set(COUNTED) == {"X3", "X12"}

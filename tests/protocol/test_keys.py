@@ -26,12 +26,12 @@ from marshal_py.protocol.wire.records import (
     Topology,
 )
 from marshal_py.protocol.wire.signatures import SIGNED_VERSION, SigningKey, signed
+from marshal_sim.cluster.hostile import key_of
 from marshal_sim.oracle import ed25519
 from marshal_sim.oracle.snapshot import Snapshots
 from marshal_sim.oracle.wire import Record as OracleRecord
 from tests.support import wire
 from tests.support.differential_log import GROUP, INCARNATION, OTHER_INCARNATION, PAUSE_MS, DifferentialLog
-from tests.support.signing import key_of
 
 ALICE, BOB, MALLORY = key_of(1), key_of(2), key_of(3)
 
