@@ -48,7 +48,9 @@ def data(log: CoordinationLog) -> str:
     return name
 
 
-@pytest.mark.parametrize("grown", [0, 4 * LOST_RECORDS], ids=["shorter", "grown again"])
+@pytest.mark.parametrize(
+    "grown", [pytest.param(0, id="shorter", marks=pytest.mark.proof), pytest.param(4 * LOST_RECORDS, id="grown again")]
+)
 def test_a_coordination_log_that_lost_its_tail_stops_a_consumer_that_had_read_it(
     nodes: JvmNodes, log: CoordinationLog, data: str, grown: int
 ) -> None:

@@ -109,6 +109,7 @@ def test_sigterm(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) ->
 # Faults of brokers
 
 
+@pytest.mark.proof
 @pytest.mark.node_control
 def test_the_only_broker_dies_and_comes_back(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
     run = scenario(kafka, [topic(4)])

@@ -311,6 +311,7 @@ def backfill(spark: SparkSession, start: int, to: int) -> DataFrame:
     )
 
 
+@pytest.mark.proof
 def test_a_backfill_goes_into_the_table_of_the_stream(spark: SparkSession, tmp_path: Path) -> None:
     """Finding 53: without a token, and each message once all the same."""
     target = KINDS["delta"](tmp_path)
