@@ -206,7 +206,7 @@ def open_record(value: bytes | None, seed: int) -> Record | None:
 
 def carried(record: Signed) -> Record | None:
     """Returns the record that a Signed carries, or None if its body is malformed."""
-    found = decode_body(record.kind, record.body) if record.kind <= TYPE_MAX else None
+    found = decode_body(record.kind, record.body)
     return None if isinstance(found, Signed) else found
 
 
@@ -221,7 +221,7 @@ def decode_body(kind: int, body: bytes, version: int = SIGNED_VERSION) -> Record
             body = body if len(elements) <= _CONFIG_ELEMENTS else _ENCODER.encode(elements[:_CONFIG_ELEMENTS])
         record: Record | Signed = _DECODERS[kind].decode(body)
         return record
-    except (DecodeError, ValueError):
+    except (DecodeError, ValueError, KeyError):  # KeyError: a type that only a newer library knows (E5)
         return None  # msgspec reports bad utf-8 as UnicodeDecodeError, a ValueError
 
 
