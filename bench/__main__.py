@@ -40,6 +40,7 @@ NAMES = (
     "spark",
     "memory",
     "startup",
+    "operator",
     "claims",
     "traffic",
     "throughput",
