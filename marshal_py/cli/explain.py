@@ -16,11 +16,10 @@ from marshal_py.cli import changes, output
 from marshal_py.cli.documents import Time, prints, time_of, with_fields
 from marshal_py.cli.options import ReadOptions, ReadTableOptions, command, number_or_none, require_group
 from marshal_py.cli.watching import Every, show
-from marshal_py.client.driver import divergence_report
 from marshal_py.client.values.position_text import EARLIEST, OFFSET, moment_of, parse
 from marshal_py.errors import GroupDeleted, InvalidOption
 from marshal_py.history import explain as history
-from marshal_py.history.explain import LINES_MAX, Cut, Explanation, Line, Standing
+from marshal_py.history.explain import LINES_MAX, Cut, Explanation, Line, Standing, load_state
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import records as parking
@@ -156,7 +155,7 @@ def explain(
     if state is not None:
         if partition is not None or at is not None or since is not None:
             raise typer.BadParameter("--state compares at the offset that the file names: it goes alone")
-        kept = divergence_report.load(state, group)
+        kept = load_state(state, group)
         with _reader(group, options) as reader:
             _against_log(kept, *reader.history(kept["at_offset"]), options.as_json)
         return

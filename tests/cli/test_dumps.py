@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from marshal_py.client.driver import divergence_report
 from marshal_py.client.marshal import connect
 from marshal_py.errors import Diverged
+from marshal_py.history import explain
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold import snapshot
 from marshal_py.protocol.member.member import Member
@@ -125,7 +125,7 @@ def test_what_a_broken_consumer_held_is_compared_with_the_log(billing: str, dump
         name=billing, world=world, group=group, session=7, options=SimpleNamespace(client_id="broken-one")
     )
     error = Diverged(billing, world.log, 16, 1, 2, "planted")
-    kept = divergence_report.save(cast(Member, broken), error, str(tmp_path), "lib", 5)
+    kept = explain.save_state(cast(Member, broken), error, str(tmp_path), "lib", 5)
     where = ("--state", kept, "--dump", str(dumped))
     found = Shell("").json("explain", billing, *where)
     assert (found["client_id"], found["first_difference"], found["left_out"]) == ("broken-one", 16, 0)

@@ -10,7 +10,6 @@ from typing import cast
 
 import pytest
 
-from marshal_py.client.driver import divergence_report
 from marshal_py.errors import Diverged, InvalidOption
 from marshal_py.history import explain
 from marshal_py.protocol.member.member import Member
@@ -27,8 +26,8 @@ def member_of(book: DifferentialLog) -> Member:
 def test_the_file_holds_the_whole_state_for_its_owner_alone(tmp_path: Path) -> None:
     book = DifferentialLog()
     session, epoch = book.owner()
-    path = Path(divergence_report.save(member_of(book), ERROR, str(tmp_path), "lib 1", 5))
-    found = divergence_report.load(path, GROUP)
+    path = Path(explain.save_state(member_of(book), ERROR, str(tmp_path), "lib 1", 5))
+    found = explain.load_state(path, GROUP)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.parent == tmp_path
     assert (found["at_offset"], found["held"], found["by"], found["left_out"]) == (book.last, f"{1:016x}", "lib 1", 0)
@@ -38,15 +37,15 @@ def test_the_file_holds_the_whole_state_for_its_owner_alone(tmp_path: Path) -> N
 
 
 def test_a_great_state_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(divergence_report, "BYTES_MAX", 3_000)
+    monkeypatch.setattr(explain, "BYTES_MAX", 3_000)
     book = DifferentialLog(exhaustive=False)
     session = book.join()
     book.topology(64)
     for number in range(64):
         book.claim(session, number)
-    path = Path(divergence_report.save(member_of(book), ERROR, str(tmp_path), "lib 1", 5))
+    path = Path(explain.save_state(member_of(book), ERROR, str(tmp_path), "lib 1", 5))
     assert path.stat().st_size <= 3_001
-    found = divergence_report.load(path, GROUP)
+    found = explain.load_state(path, GROUP)
     kept = [entry for entry in found["state"] if entry.startswith("partition")]
     assert 0 < len(kept) == 64 - found["left_out"]
     held, log = found["state"], explain.plain_state(book.group, 100)
@@ -59,7 +58,7 @@ def test_a_folder_that_cannot_be_written_to_costs_the_file_alone(
 ) -> None:
     book = DifferentialLog()
     book.owner()
-    assert divergence_report.save(member_of(book), ERROR, str(tmp_path / "missing"), "lib 1", 5) == ""
+    assert explain.save_state(member_of(book), ERROR, str(tmp_path / "missing"), "lib 1", 5) == ""
     assert "could not be kept" in caplog.text
 
 
@@ -68,10 +67,10 @@ def test_a_group_of_any_name_makes_a_file_name(tmp_path: Path) -> None:
     book.owner()
     member = member_of(book)
     member.name = "../" + "\N{SNOWMAN}" * 200
-    path = Path(divergence_report.save(member, ERROR, str(tmp_path), "lib 1", 5))
+    path = Path(explain.save_state(member, ERROR, str(tmp_path), "lib 1", 5))
     assert path.parent == tmp_path
     with pytest.raises(InvalidOption, match="it is of"):
-        divergence_report.load(path, GROUP)
+        explain.load_state(path, GROUP)
 
 
 def test_the_error_names_the_file_also_in_another_process() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from marshal_py.client.driver import divergence_report, loop, turn
+from marshal_py.client.driver import loop, turn
 from marshal_py.client.values.options import RetentionPolicy
 from marshal_py.errors import (
     Diverged,
@@ -475,7 +475,7 @@ def test_a_broken_fold_among_three(memory: MemoryTestCluster, monkeypatch: pytes
         assert error.evidence == str(kept)
         assert str(kept) in str(error)
         assert [event.text for event in consumers[1]._driver.events if event.kind == "state_kept"] == [str(kept)]
-        held = divergence_report.load(kept, IN[1])
+        held = explain.load_state(kept, IN[1])
         assert (held["client_id"], held["log"], held["first_difference"]) == ("b", 1, error.offset)
         log = explain.plain_state(folded(memory, 1, held["at_offset"] + 1).groups[IN[1]], 100)
         assert list(explain.differences(held["state"], log)) == [(f"partition {topic}:0", "generation", 1, 0)]

@@ -19,7 +19,6 @@ from msgspec import structs
 
 from marshal_py.client.connection import Ask, Context, Repeats, Tasks, TaskSteps
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue, FetchedClaims
-from marshal_py.client.driver import divergence_report
 from marshal_py.client.ranges import PlannedClaims, Ranges, UnfetchedSource
 from marshal_py.client.values import position_text
 from marshal_py.client.values.info import ClaimInfo, Counters
@@ -35,6 +34,7 @@ from marshal_py.errors import (
     PartitionError,
 )
 from marshal_py.history.advisories import PARKED, TOGETHER, to_lines
+from marshal_py.history.explain import save_state
 from marshal_py.protocol.claims import Claim, ClaimPhase
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.advisory import ALARMING, Advisory, AdvisoryKind
@@ -570,9 +570,7 @@ class ConsumerDriver:
     def _save_divergence(self, error: Diverged) -> None:
         """Writes the member's wrong state to a file, because it would be gone with this process."""
         member, now_ms = self.member, self.context.clock.now().wall_ms
-        path = divergence_report.save(
-            member, error, self.context.retention.evidence_dir, member.options.library, now_ms
-        )
+        path = save_state(member, error, self.context.retention.evidence_dir, member.options.library, now_ms)
         if path:
             error.keep(path)
             self.advise("state_kept", text=path, at=error.offset)
