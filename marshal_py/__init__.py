@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from marshal_py.client.consumer import Consumer
     from marshal_py.client.messages.message import Batch, Message, Part
     from marshal_py.client.process.process import Process
+    from marshal_py.client.process.processing import Reject, Retry
     from marshal_py.client.receive.consume import ConsumeContext
     from marshal_py.client.signals import stop_on_signals
     from marshal_py.client.values.options import ConsumerOptions, GroupConfig
-    from marshal_py.client.values.retry import Reject, Retry
     from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
     from marshal_py.protocol.wire.fencing_token import Token
     from marshal_py.protocol.wire.identity import TopicPartition
@@ -68,8 +68,8 @@ _FILES: Final = {
     "Message": "marshal_py.client.messages.message",
     "Part": "marshal_py.client.messages.message",
     "Process": "marshal_py.client.process.process",
-    "Reject": "marshal_py.client.values.retry",
-    "Retry": "marshal_py.client.values.retry",
+    "Reject": "marshal_py.client.process.processing",
+    "Retry": "marshal_py.client.process.processing",
     "StoredMessage": "marshal_py.topics.stored",
     "SubjectKey": "marshal_py.topics.keys",
     "Token": "marshal_py.protocol.wire.fencing_token",

@@ -24,13 +24,17 @@ from marshal_py.client.consumer import Consumer
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.messages.answers import ACK_TIMEOUT_S, Ack
 from marshal_py.client.messages.message import Batch, Message, Part, delivered_by
-from marshal_py.client.process.processing import Processing
-from marshal_py.client.process.settings import (
+from marshal_py.client.process.processing import (
     BATCH_WAIT_S,
     WINDOW,
+    AfterDeadLetter,
     AsyncBatchHandler,
     AsyncHandler,
+    Order,
+    Processing,
     ProcessKeywords,
+    Retry,
+    Unkeyed,
     check_settings,
 )
 from marshal_py.client.receive.consuming import Handler, Reader, Take, iterator_of
@@ -47,7 +51,6 @@ from marshal_py.client.values.requests import (
     check_timeout,
     check_wait,
 )
-from marshal_py.client.values.retry import AfterDeadLetter, Order, Retry, Unkeyed
 from marshal_py.errors import ConcurrentUse, EventLoopMisuse, InvalidOption, MarshalError
 from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.transport.serialization import K_co, V_co

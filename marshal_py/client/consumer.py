@@ -18,15 +18,19 @@ from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.message import Batch, Handles, Message
 from marshal_py.client.process.process import Process
-from marshal_py.client.process.processing import Processing
-from marshal_py.client.process.settings import (
+from marshal_py.client.process.processing import (
     BATCH_WAIT_S,
     WINDOW,
     WORKERS,
+    AfterDeadLetter,
     BatchHandler,
     Executor,
+    Order,
     Outcomes,
+    Processing,
     ProcessKeywords,
+    Retry,
+    Unkeyed,
     check_executor,
     check_handler,
     check_settings,
@@ -39,7 +43,6 @@ from marshal_py.client.receive.membership import HEALTHY_SILENCE_S, LEAVE_TIMEOU
 from marshal_py.client.receive.receiving import ConsumeDemand, Demand, Receiving
 from marshal_py.client.values import requests
 from marshal_py.client.values.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, AnyPartition, OnError, Request
-from marshal_py.client.values.retry import AfterDeadLetter, Order, Retry, Unkeyed
 from marshal_py.errors import ConcurrentUse, InvalidOption, MarshalError
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.transport.serialization import K_co, V_co, check_plain

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeVar, cast
 
 from marshal_py.client.messages.message import Batch, Message, raw_key
+from marshal_py.client.process.processing import Retry
 from marshal_py.client.process.worker_processes import PlainMessage
 from marshal_py.client.values.info import HANDLER_S
-from marshal_py.client.values.retry import Retry
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
 
 SCOPE: Final = "marshal_py"

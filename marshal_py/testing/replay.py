@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from marshal_py.client.messages.message import Message
-from marshal_py.client.values.retry import Reject
+from marshal_py.client.process.processing import Reject
 from marshal_py.errors import FileUnusable, InvalidOption
 from marshal_py.history.advisories import Advisories
 from marshal_py.log.observer import Observer

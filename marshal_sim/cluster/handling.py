@@ -13,13 +13,23 @@ from typing import Any, Final, NamedTuple
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.messages.message import Message, claim_of
-from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing
-from marshal_py.client.process.settings import Settings, check_settings
+from marshal_py.client.process.processing import (
+    IDLE_S,
+    LOOK_S,
+    SHUT_S,
+    AfterDeadLetter,
+    Order,
+    Processing,
+    Reject,
+    Retry,
+    Settings,
+    Unkeyed,
+    check_settings,
+)
 from marshal_py.client.receive.consuming import Consuming, Reader
 from marshal_py.client.receive.membership import Membership
 from marshal_py.client.receive.receiving import Receiving
 from marshal_py.client.values.requests import check_consume
-from marshal_py.client.values.retry import AfterDeadLetter, Order, Reject, Retry, Unkeyed
 from marshal_py.errors import MarshalError
 from marshal_py.protocol.claims import ClaimPhase
 from marshal_sim.cluster.environment import ClientEnvironment

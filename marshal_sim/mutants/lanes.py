@@ -12,8 +12,7 @@ from typing import Any, Final
 from marshal_py.client.messages.message import claim_of
 from marshal_py.client.process import processing
 from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
-from marshal_py.client.process.processing import Processing
-from marshal_py.client.process.settings import outcomes_of
+from marshal_py.client.process.processing import Processing, outcomes_of
 from marshal_py.protocol.claims import OffsetRun
 
 Patch = tuple[Any, str, Any]

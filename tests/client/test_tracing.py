@@ -150,7 +150,7 @@ def test_errors_are_those_of_the_span_and_a_retry_is_none(memory: MemoryTestClus
     assert [first[at].status.status_code for at in range(3)] == [StatusCode.UNSET, StatusCode.ERROR, StatusCode.ERROR]
     assert [attributes(first[at]).get("error.type") for at in range(3)] == [
         None,
-        "marshal_py.client.values.retry.Reject",
+        "marshal_py.client.process.processing.Reject",
         "ValueError",
     ]
     assert [event.name for event in first[0].events] == ["retry"]

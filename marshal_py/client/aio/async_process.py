@@ -15,8 +15,15 @@ from marshal_py.client.aio.async_consume import AsyncConsumeContext
 from marshal_py.client.aio.event_loop import EventLoop
 from marshal_py.client.connection import Context
 from marshal_py.client.messages.message import Message
-from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing, Running
-from marshal_py.client.process.settings import AsyncBatchHandler, AsyncHandler
+from marshal_py.client.process.processing import (
+    IDLE_S,
+    LOOK_S,
+    SHUT_S,
+    AsyncBatchHandler,
+    AsyncHandler,
+    Processing,
+    Running,
+)
 from marshal_py.client.process.worker_processes import Answer, answered
 from marshal_py.client.receive.consuming import Take
 from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S

@@ -26,8 +26,7 @@ from msgspec import Struct
 
 from marshal_py.client.connection import watch_forks
 from marshal_py.client.messages.message import Message
-from marshal_py.client.process.settings import Settings, check_returned
-from marshal_py.client.values.retry import Reject, Retry
+from marshal_py.client.process.processing import Reject, Retry, Settings, check_returned
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.fencing_token import Token
 from marshal_py.transport.serialization import K_co, V_co
