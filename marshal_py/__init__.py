@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from marshal_py.client.signals import stop_on_signals
     from marshal_py.client.values.options import ConsumerOptions, GroupConfig
     from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
-    from marshal_py.protocol.wire.fencing_token import Token
-    from marshal_py.protocol.wire.identity import TopicPartition
+    from marshal_py.protocol.wire.identity import Token, TopicPartition
     from marshal_py.topics.keys import SubjectKey, subject_key
     from marshal_py.topics.request import GetRequest
     from marshal_py.topics.stored import StoredMessage
@@ -72,7 +71,7 @@ _FILES: Final = {
     "Retry": "marshal_py.client.process.processing",
     "StoredMessage": "marshal_py.topics.stored",
     "SubjectKey": "marshal_py.topics.keys",
-    "Token": "marshal_py.protocol.wire.fencing_token",
+    "Token": "marshal_py.protocol.wire.identity",
     "Topic": "marshal_py.topics.topic",
     "TopicPartition": "marshal_py.protocol.wire.identity",
     "connect": "marshal_py.admin.marshal",

@@ -19,6 +19,7 @@ from marshal_py.admin.views.exposition import OWN
 from marshal_py.admin.watch import Watch
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import (
+    DIED,
     ClaimingPartition,
     Evict,
     Heartbeat,
@@ -28,7 +29,6 @@ from marshal_py.protocol.wire.records import (
     ReleasingPartition,
     Topology,
 )
-from marshal_py.protocol.wire.wills import DIED
 from marshal_py.transport.clock import SystemClock
 from tests.support.written_log import WrittenLog
 

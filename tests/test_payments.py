@@ -23,7 +23,7 @@ import pytest
 
 from examples.payments import Accounts, NotTheOwner
 from marshal_py.embedded import Broker
-from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import Token
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.producer import KafkaProducer
 

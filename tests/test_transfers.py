@@ -20,7 +20,7 @@ import pytest
 from examples.transfers import Store, run, settle, transfer
 from marshal_py import ClaimLost
 from marshal_py.info import ClaimInfo
-from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import Token
 from tests.support.client_fixtures import MemoryTestCluster, joined, positions
 
 TRANSFERS = [{"debit": "alice", "credit": "bob", "cents": 1}, {"debit": "alice", "credit": "eve", "cents": 10}]

@@ -49,10 +49,9 @@ from marshal_py.errors import ConsumerClosed, InvalidOption, MembersAlive, Topic
 from marshal_py.protocol.duties import SNAPSHOT_EVERY_RECORDS
 from marshal_py.protocol.member import rebalance
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.wire.identity import NONE, check_id, route
+from marshal_py.protocol.wire.identity import EXCEPT, NONE, check_id, has_patterns, matches, names_of, route
 from marshal_py.protocol.wire.records import PARTITION_MAX, Genesis
 from marshal_py.protocol.wire.signatures import SigningKey
-from marshal_py.protocol.wire.subscription import EXCEPT, has_patterns, matches, names_of
 from marshal_py.topics import changes
 from marshal_py.transport.connecting import check_timeout
 from marshal_py.transport.kafka import KafkaTransport

@@ -27,8 +27,7 @@ from marshal_py.client.values import position_text
 from marshal_py.errors import BatchRefused, ClaimLost, ClusterUnreachable, InvalidOption, MembersAlive, PartitionsUnread
 from marshal_py.protocol.member.advisory import UNCOMMITTED
 from marshal_py.protocol.wire import records
-from marshal_py.protocol.wire.fencing_token import Token
-from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, Token, TopicPartition
 
 # Heartbeat intervals: two until a dead owner's lease has ended; the rest for claims and a slow broker.
 SETTLE_INTERVALS: Final = 4.0

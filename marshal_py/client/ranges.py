@@ -25,8 +25,7 @@ from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.protocol.claims import AtLeastOnce, AtMostOnce, Claim, ClaimPhase, OffsetRun
 from marshal_py.protocol.fold.world import Partition
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.wire.fencing_token import Token
-from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, Instant, Token, TopicPartition
 from marshal_py.protocol.wire.records import AT_MOST_ONCE, GRANT_OFFSETS_MAX
 from marshal_py.transport.ports import Bounds, Broken, DataSource, OutOfRange
 

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from marshal_py.client.messages.message import Message, position_of
 from marshal_py.client.values.finished import Finished, Kept, Ranges, Source, Span, holds, spans_of_messages, union
 from marshal_py.errors import InvalidOption, WriteFenced
-from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import Token
 from marshal_py.protocol.wire.records import OFFSET_MAX
 from marshal_py.transport.option_names import constructor_checks_names
 

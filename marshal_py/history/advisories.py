@@ -20,6 +20,7 @@ from marshal_py.protocol.member.waiting import lasting
 from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
 from marshal_py.protocol.wire.records import (
+    DIED,
     ClaimingMessages,
     ClaimingPartition,
     Evict,
@@ -33,8 +34,8 @@ from marshal_py.protocol.wire.records import (
     SeekingPartition,
     StepDown,
     Topology,
+    died,
 )
-from marshal_py.protocol.wire.wills import DIED, died
 
 # Kinds that one cause produces for many partitions at once; `to_lines` puts those in one line.
 TOGETHER: Final = frozenset({"claimed", "revoking", "released", "parked", "lost", "moved"})

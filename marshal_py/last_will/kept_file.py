@@ -18,7 +18,7 @@ from msgspec import DecodeError
 from msgspec.msgpack import Decoder, Encoder
 from msgspec.structs import replace
 
-from marshal_py.protocol.wire.wills import LastWill
+from marshal_py.protocol.wire.records import LastWill
 
 MAGIC: Final = b"MrW1"
 SLOT_BYTES: Final = 8 * 1024 * 1024  # 10,000 claims with all their progress; only what is written takes memory

@@ -20,8 +20,8 @@ from marshal_py.errors import InvalidOption, MarshalError
 from marshal_py.last_will import death, kept_file
 from marshal_py.last_will.death import Watch
 from marshal_py.last_will.messages import Hello, Inbox, Message, Register, Welcome, Withdraw, send
-from marshal_py.protocol.wire import codec, wills
-from marshal_py.protocol.wire.wills import Sign
+from marshal_py.protocol.wire import codec, records
+from marshal_py.protocol.wire.records import Sign
 from marshal_py.transport import bare_producer
 
 CONNECTIONS_MAX: Final = 1_000  # processes under one `marshal run`; more get no witness
@@ -110,7 +110,7 @@ class Connection:
 
     def notice(self, sign: Sign) -> None:
         """Publishes the wills of the process if this sign proves its death."""
-        if wills.proves_death(sign):
+        if records.proves_death(sign):
             how = self.witness.how(self.watch.pid) if self.watch is not None and self.watch.pid else ""
             for number in list(self.wills):
                 self.witness.publish(self.wills[number], how)
@@ -195,7 +195,7 @@ class Witness:
         will = kept_file.read(registered.kept_fd)
         if will is None:
             return
-        for record in wills.records(will, how):
+        for record in records.records_of(will, how):
             with contextlib.suppress(MarshalError):  # a record out of bounds, which a sound client does not keep
                 value = codec.encode(record, session.group, session.incarnation, will.version)
                 key = session.group.encode()

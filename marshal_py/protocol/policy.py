@@ -15,9 +15,8 @@ from typing import Final
 
 from marshal_py.protocol.fold.policies import Policy, policy_of
 from marshal_py.protocol.fold.world import Group, Session, lag_weight
-from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition, consumed, consumes
 from marshal_py.protocol.wire.records import GroupConfig
-from marshal_py.protocol.wire.subscription import consumed, consumes
 
 # --- Open policies: everybody may claim what is free
 #

@@ -27,8 +27,7 @@ from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.wire.records import AT_LEAST_ONCE
-from marshal_py.protocol.wire.wills import LastWill
+from marshal_py.protocol.wire.records import AT_LEAST_ONCE, LastWill
 from marshal_py.transport.ports import LogRecord
 from marshal_sim.cluster.broker import MISSING
 from marshal_sim.cluster.busy_loops import WakeCounter

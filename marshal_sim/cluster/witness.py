@@ -11,8 +11,8 @@ from random import Random
 from typing import Any, Final
 
 from marshal_py.protocol.fold.rationalizer import Verdict
-from marshal_py.protocol.wire import codec, wills
-from marshal_py.protocol.wire.wills import LastWill, Sign
+from marshal_py.protocol.wire import codec, records
+from marshal_py.protocol.wire.records import LastWill, Sign
 from marshal_sim.cluster.client import Client
 from marshal_sim.cluster.faults import NetworkFaults, spread
 from marshal_sim.cluster.process import Process
@@ -36,9 +36,9 @@ class Witness(Process):
     def notice(self, sign: Sign) -> None:
         """Publishes the will if this sign proves that the client has died."""
         will, genesis = self.will(), self.client.world.genesis
-        if wills.proves_death(sign) and will is not None and genesis is not None:
+        if records.proves_death(sign) and will is not None and genesis is not None:
             self.log = self.client.log
-            for record in wills.records(will, "signal 9"):
+            for record in records.records_of(will, "signal 9"):
                 self.post(codec.encode(record, self.group, genesis.incarnation, will.version))
 
     def read(self, verdict: Verdict, now: Any) -> None:

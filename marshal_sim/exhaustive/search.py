@@ -13,7 +13,7 @@ from typing import Final
 
 from marshal_py.errors import GroupMissing
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS
-from marshal_py.protocol.wire import wills
+from marshal_py.protocol.wire import records
 from marshal_sim.exhaustive.actors import ORIGIN_MS, TOPIC, AdminActor, Consumer
 from marshal_sim.exhaustive.configuration import SPENDINGS, UNBOUNDED, Bounds, Configuration
 from marshal_sim.exhaustive.state_store import ABSENT, GONE, Network, Outcome, StateStore, moment_ms
@@ -250,10 +250,10 @@ class Search:
             will = self._wills[key] = self.store.will(local, state & (1 << TIME) - 1)
         network = state >> _AT_NETWORK & (1 << NETWORK) - 1
         before = self.store.networks[network]
-        for sign in wills.Sign:
-            if not wills.proves_death(sign) or not will:
+        for sign in records.Sign:
+            if not records.proves_death(sign) or not will:
                 continue
-            dies = sign is wills.Sign.ENDED
+            dies = sign is records.Sign.ENDED
             queues = [() if dies and at == slot else queue for at, queue in enumerate(before.queues)]
             rest = before.queues[slot] if dies else ()
             after = self.store.network(Network(tuple(queues), tuple(sorted((*before.strays, *rest, *will, *will)))))

@@ -21,7 +21,7 @@ from marshal_py.errors import CoordinationError
 from marshal_py.protocol.fold import rationalizer, snapshot
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import World
-from marshal_py.protocol.wire import codec, wills
+from marshal_py.protocol.wire import codec, records
 from marshal_py.protocol.wire.identity import HASH_NAME
 from marshal_py.protocol.wire.records import Genesis, Record
 from marshal_py.protocol.wire.signatures import SIGNED_VERSION
@@ -348,7 +348,7 @@ class StateStore:
         actor = self.get(local)
         assert isinstance(actor, Consumer)
         will = actor.member.last_will()
-        made = [] if will is None else wills.records(will, "signal 9")
+        made = [] if will is None else records.records_of(will, "signal 9")
         return tuple(self.record(record, moment_ms(quanta), -1) for record in made)
 
     def runs(self, local: int, slot: int, quanta: int) -> Outcome:

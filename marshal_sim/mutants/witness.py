@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from marshal_py.protocol.claims import AtLeastOnce, Claim
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.wire import wills
-from marshal_py.protocol.wire.records import AT_LEAST_ONCE
-from marshal_py.protocol.wire.wills import LastWill, Sign
+from marshal_py.protocol.wire import records
+from marshal_py.protocol.wire.records import AT_LEAST_ONCE, LastWill, Sign
 from marshal_sim.cluster.client import Client
 from marshal_sim.cluster.witness import Witness
 
@@ -25,14 +24,14 @@ def closed() -> list[Patch]:
     def proves_death(sign: Sign) -> bool:
         return sign is not Sign.STOPPED
 
-    return [(wills, "proves_death", proves_death)]
+    return [(records, "proves_death", proves_death)]
 
 
 def stopped() -> list[Patch]:
     def proves_death(sign: Sign) -> bool:
         return sign is not Sign.CONNECTION_CLOSED
 
-    return [(wills, "proves_death", proves_death)]
+    return [(records, "proves_death", proves_death)]
 
 
 def above() -> list[Patch]:

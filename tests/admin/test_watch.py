@@ -12,8 +12,7 @@ from marshal_py.admin.views import diagnosis
 from marshal_py.admin.watch import ARRIVALS_MAX, SETTINGS_MAX, Watch
 from marshal_py.errors import ClusterUnreachable
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition, route
-from marshal_py.protocol.wire.records import ClaimState, Evict, GroupConfig, Heartbeat, Leave, Topology
-from marshal_py.protocol.wire.wills import DIED
+from marshal_py.protocol.wire.records import DIED, ClaimState, Evict, GroupConfig, Heartbeat, Leave, Topology
 from marshal_py.transport.clock import SystemClock
 from tests.support import wire
 from tests.support.written_log import INCARNATION, WrittenLog

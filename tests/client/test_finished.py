@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from marshal_py.client.values import finished
 from marshal_py.client.values.finished import Finished, Kept, Source, Span, common, holds, source_of, union, without
 from marshal_py.errors import InvalidOption, OffsetsUnclear
-from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import Token
 
 ORDERS = Source("orders", 0, "idOfATopic")
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda one: (one[0], one[0] + one[1])))

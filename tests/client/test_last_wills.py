@@ -23,8 +23,7 @@ from marshal_py.last_will import connecting, death
 from marshal_py.last_will.connecting import WitnessConnection
 from marshal_py.last_will.messages import Register
 from marshal_py.last_will.witness import Witness
-from marshal_py.protocol.wire.records import Evict, Heartbeat, Join, Leave, ReleasingPartition
-from marshal_py.protocol.wire.wills import died
+from marshal_py.protocol.wire.records import Evict, Heartbeat, Join, Leave, ReleasingPartition, died
 from tests.last_will.test_witness import FakeProducer
 from tests.support.client_fixtures import (
     DEADLINE_S,

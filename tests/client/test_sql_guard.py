@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from marshal_py.embedded import Broker
 from marshal_py.errors import InvalidOption, OffsetsUnclear, WriteFenced
-from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import Token
 from marshal_py.sql import AsyncGuard, AsyncInbox, Guard, Inbox
 from marshal_py.testing import make_batch, make_message
 from tests.support import transaction_kills

@@ -13,8 +13,7 @@ import pytest
 
 from marshal_py.last_will import kept_file
 from marshal_py.last_will.kept_file import SLOT_BYTES, KeptFile
-from marshal_py.protocol.wire.records import PROGRESS_BYTES_MAX, ClaimState
-from marshal_py.protocol.wire.wills import LastWill
+from marshal_py.protocol.wire.records import PROGRESS_BYTES_MAX, ClaimState, LastWill
 
 KILLS = 30
 
@@ -98,7 +97,7 @@ def test_without_memfd_it_is_a_file_without_a_name(monkeypatch: pytest.MonkeyPat
 WRITERS = """
 import os, struct, sys
 from marshal_py.last_will.kept_file import KeptFile
-from marshal_py.protocol.wire.wills import LastWill
+from marshal_py.protocol.wire.records import LastWill
 from marshal_py.protocol.wire.records import ClaimState
 truth, place = int(sys.argv[1]), int(sys.argv[2])
 for _ in sys.stdin:

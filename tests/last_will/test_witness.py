@@ -20,8 +20,7 @@ from marshal_py.last_will.kept_file import KeptFile
 from marshal_py.last_will.messages import MESSAGE_BYTES_MAX, Hello, Inbox, Register, Withdraw, send
 from marshal_py.last_will.witness import Witness
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.records import ClaimState, Leave, Record, ReleasingPartition
-from marshal_py.protocol.wire.wills import LastWill
+from marshal_py.protocol.wire.records import ClaimState, LastWill, Leave, Record, ReleasingPartition
 
 DEADLINE_S = 60.0
 INCARNATION = bytes(range(16))
@@ -34,7 +33,7 @@ import os, socket, sys
 from marshal_py.last_will.connecting import WitnessConnection
 from marshal_py.last_will.kept_file import KeptFile
 from marshal_py.last_will.messages import Register
-from marshal_py.protocol.wire.wills import LastWill
+from marshal_py.protocol.wire.records import LastWill
 from marshal_py.protocol.wire.records import ClaimState
 connection = WitnessConnection(socket.socket(fileno=int(sys.argv[1])))
 kept = KeptFile()

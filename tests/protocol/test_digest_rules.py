@@ -10,7 +10,7 @@ import pytest
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, FOLD_VERSION
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import Token
 from marshal_py.protocol.wire.records import (
     Checkpoint,
     ClaimState,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol.wire import wills
+from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.progress import Range, encode
 from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
@@ -13,10 +13,11 @@ from marshal_py.protocol.wire.records import (
     Evict,
     Heartbeat,
     Join,
+    LastWill,
     Leave,
     ReleasingPartition,
+    Sign,
 )
-from marshal_py.protocol.wire.wills import LastWill, Sign
 from tests.support.differential_log import INTERVAL_MS, DifferentialLog
 from tests.support.virtual_cluster import VirtualCluster
 
@@ -29,7 +30,7 @@ def will_of(session: int, *claims: ClaimState) -> LastWill:
 
 def test_only_the_end_of_the_process_proves_its_death() -> None:
     """T19: neither a closed connection nor a stop."""
-    assert [sign for sign in Sign if wills.proves_death(sign)] == [Sign.ENDED]
+    assert [sign for sign in Sign if records.proves_death(sign)] == [Sign.ENDED]
 
 
 def test_every_claim_is_released_before_the_session_leaves() -> None:
@@ -38,10 +39,10 @@ def test_every_claim_is_released_before_the_session_leaves() -> None:
     session, epoch = log.owner(start=100)
     done = encode(107, [Range(110, 112, 0)])
     kept = ClaimState(epoch, 107, 0, 4, 2, done)
-    release, leave = wills.records(will_of(session, kept), HOW)
+    release, leave = records.records_of(will_of(session, kept), HOW)
     assert release == ReleasingPartition(session, epoch, 107, reason="died", attempts=2, in_flight=4, progress=done)
     assert leave == Leave(session, f"died: {HOW}")
-    assert wills.died(leave)
+    assert records.died(leave)
     log.must(release)
     log.must(leave)
     part = log.partition()
@@ -53,7 +54,7 @@ def test_a_will_that_comes_twice_changes_nothing() -> None:
     """T19, F3.1, F6.1: every record of the second one is rejected, also when it comes before the first is complete."""
     log = DifferentialLog()
     session, epoch = log.owner()
-    release, leave = wills.records(will_of(session, ClaimState(epoch, 120)), HOW)
+    release, leave = records.records_of(will_of(session, ClaimState(epoch, 120)), HOW)
     log.must(release)
     log.refuses(release, "claim")
     log.must(leave)
@@ -66,7 +67,7 @@ def test_the_leave_alone_or_first_is_enough() -> None:
     log = DifferentialLog()
     session, epoch = log.owner(start=100)
     log.must(Heartbeat(session, 1, (ClaimState(epoch, 111),)))
-    release, leave = wills.records(will_of(session, ClaimState(epoch, 120)), HOW)
+    release, leave = records.records_of(will_of(session, ClaimState(epoch, 120)), HOW)
     log.must(leave)
     log.refuses(release, "session")
     assert (log.partition().owner, log.partition().position) == (-1, 111)
@@ -76,7 +77,7 @@ def test_records_of_the_dead_that_were_in_flight() -> None:
     """T19, F2.3, F2.4: before the will they count, after it they do not; an older will lowers nothing."""
     log = DifferentialLog()
     session, epoch = log.owner(start=100)
-    release, leave = wills.records(will_of(session, ClaimState(epoch, 108, attempts=1)), HOW)
+    release, leave = records.records_of(will_of(session, ClaimState(epoch, 108, attempts=1)), HOW)
     log.must(Heartbeat(session, 1, (ClaimState(epoch, 115, attempts=1),)))
     log.must(release)
     assert log.partition().position == 115
@@ -98,7 +99,7 @@ def test_a_late_will_leaves_the_successor_alone(ended_by: str) -> None:
         newer = log.must(log.new_join("c", predecessor=session))
     claim = log.claim(newer)
     before = log.digest()
-    for record in wills.records(will_of(session, ClaimState(epoch, 150)), HOW):
+    for record in records.records_of(will_of(session, ClaimState(epoch, 150)), HOW):
         log.refuses(record, "session")
     assert log.digest() == before
     assert log.partition().epoch == claim
@@ -132,7 +133,7 @@ def test_in_at_most_once_mode_the_will_is_the_leave_alone() -> None:
     (a,) = cluster.team("a")
     will = a.member.last_will()
     assert will is not None
-    assert list(wills.records(will, "")) == [Leave(a.session, "died")]
+    assert list(records.records_of(will, "")) == [Leave(a.session, "died")]
 
 
 def test_a_member_without_a_session_keeps_nothing() -> None:
@@ -151,7 +152,7 @@ def test_others_take_over_at_once() -> None:
     assert mine
     assert will is not None
     cluster.kill(a)
-    for record in wills.records(will, HOW):
+    for record in records.records_of(will, HOW):
         cluster.inject(record)
     cluster.run(a.member.third_ms // 2)
     assert b.owned == {0, 1, 2, 3}

@@ -11,6 +11,7 @@ from marshal_py.protocol.claims import ClaimPhase
 from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.policy import candidate_order
 from marshal_py.protocol.wire.records import (
+    DIED,
     HEARTBEAT_ENTRIES_MAX,
     INSTANCE_BYTES,
     ClaimingPartition,
@@ -25,7 +26,6 @@ from marshal_py.protocol.wire.records import (
     SetPosition,
     StepDown,
 )
-from marshal_py.protocol.wire.wills import DIED
 from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, THIRD_MS, TOPIC, WRITE_MS, Client, VirtualCluster, tp
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so

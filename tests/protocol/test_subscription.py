@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 
 import pytest
 
+from marshal_py.protocol.wire.identity import consumed, consumes, matches
 from marshal_py.protocol.wire.records import ReleasingPartition, Topology
-from marshal_py.protocol.wire.subscription import consumed, consumes, matches
 from tests.support.virtual_cluster import INTERVAL_MS, Client, VirtualCluster
 
 A, B, C = "orders-a", "orders-b", "orders-c"

@@ -13,7 +13,7 @@ from deltalake import DeltaTable, Schema
 
 from marshal_py.client.values.finished import Source, Span
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import Token
 from marshal_py.spark import DeltaOutput, IcebergOutput
 from marshal_py.spark.stream.range_reader import source_text
 

@@ -14,7 +14,7 @@ from pyspark import TaskContext, cloudpickle
 
 from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import BatchRefused, ClusterUnreachable, InvalidOption, RangeLost
-from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import Token
 from marshal_py.spark.stream import messages, range_reader
 from marshal_py.spark.stream.backfills import RangeOptions, RangesReader, ranges_json
 from marshal_py.spark.stream.messages import Run, arrow_schema, as_arrow, columns_of

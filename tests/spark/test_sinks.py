@@ -12,7 +12,7 @@ from pyspark.sql import functions
 
 from marshal_py.client.values.finished import Ranges, Source, Span
 from marshal_py.errors import InvalidOption, TableChanged, WriteFenced
-from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import Token
 from marshal_py.spark import IcebergOutput, write_batch
 from marshal_py.spark.stream.range_reader import source_text
 from marshal_py.testing import make_batch, make_message

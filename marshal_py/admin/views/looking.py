@@ -18,10 +18,8 @@ from marshal_py.history.lag import Unanswered
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.waiting import HANGS_MS, UNOWNED_MS, Facts
-from marshal_py.protocol.wire.identity import NONE, TopicPartition
-from marshal_py.protocol.wire.records import Evict, Heartbeat, Leave, Note
-from marshal_py.protocol.wire.subscription import consumed
-from marshal_py.protocol.wire.wills import died
+from marshal_py.protocol.wire.identity import NONE, TopicPartition, consumed
+from marshal_py.protocol.wire.records import Evict, Heartbeat, Leave, Note, died
 
 STANDS_MS: Final = 30_000  # a position that stays so long, though later messages are finished
 POISON_DELIVERIES: Final = 5  # of the message at a position, as consumers count

@@ -28,10 +28,8 @@ from marshal_py.protocol.member.group_settings import settings_of
 from marshal_py.protocol.member.waiting import Standstill
 from marshal_py.protocol.policy import candidate_order, listed, names, owner_of
 from marshal_py.protocol.wire import records
-from marshal_py.protocol.wire.fencing_token import Token
-from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, PIN, Token, TopicPartition, names_of
 from marshal_py.protocol.wire.records import BEYOND_END, LAG_UNKNOWN, MODE_NAMES, RECREATED, GroupConfig
-from marshal_py.protocol.wire.subscription import names_of
 from marshal_py.transport.ports import TopicInfo
 
 SKEW_MS: Final = 2_000  # a smaller difference may be a record's latency

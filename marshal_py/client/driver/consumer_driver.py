@@ -42,9 +42,16 @@ from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.member_state import Ready, Wanted
 from marshal_py.protocol.member.waiting import lasting, may_be_unserved
 from marshal_py.protocol.wire import codec, records
-from marshal_py.protocol.wire.fencing_token import Token
-from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.wire.subscription import consumed, has_patterns, is_pattern, names_of
+from marshal_py.protocol.wire.identity import (
+    NONE,
+    Instant,
+    Token,
+    TopicPartition,
+    consumed,
+    has_patterns,
+    is_pattern,
+    names_of,
+)
 from marshal_py.transport.ports import Bounds, ClusterAdmin, DataSource, OutOfRange
 
 # --- Writes a consumer's advisories to `logging`, in few lines, for people (docs/monitoring.md).

@@ -24,8 +24,7 @@ from marshal_py.last_will import connecting, death
 from marshal_py.last_will.connecting import WitnessConnection, start_witness
 from marshal_py.last_will.kept_file import KeptFile
 from marshal_py.last_will.messages import Register
-from marshal_py.protocol.wire.records import TRY_INTERVALS
-from marshal_py.protocol.wire.wills import LastWill
+from marshal_py.protocol.wire.records import TRY_INTERVALS, LastWill
 from marshal_py.transport import settings
 
 CHOICES: Final = ("auto", "process", "off")

@@ -33,8 +33,7 @@ from marshal_py.protocol.claims import (
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.advisory import AdvisoryKind
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.wire.fencing_token import Token
-from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, Instant, Token, TopicPartition
 from marshal_py.transport.ports import MessageWriter, RawMessage
 from marshal_py.transport.serialization import Deserializer
 

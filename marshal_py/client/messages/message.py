@@ -16,8 +16,7 @@ from marshal_py.client.values.finished import source_of
 from marshal_py.client.values.requests import check_timeout
 from marshal_py.errors import DeserializationFailed, HandleUnknown, InvalidOption, MessageNotPickled, NeedsAtLeastOnce
 from marshal_py.protocol.claims import AtLeastOnce, Claim, ClaimPhase, OffsetRun
-from marshal_py.protocol.wire.fencing_token import Token
-from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, Instant, Token, TopicPartition
 from marshal_py.transport.ports import RawMessage
 from marshal_py.transport.serialization import K_co, V_co, context_of
 

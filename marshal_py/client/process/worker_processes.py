@@ -28,7 +28,7 @@ from marshal_py.client.connection import watch_forks
 from marshal_py.client.messages.message import Message
 from marshal_py.client.process.processing import Reject, Retry, Settings, check_returned
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import Token
 from marshal_py.transport.serialization import K_co, V_co
 
 LOOK_S: Final = 0.1  # how often the start of a process looks whether it is still wanted

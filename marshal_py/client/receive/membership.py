@@ -39,8 +39,7 @@ from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.protocol.member.waiting import Facts, standstills, waiting_for
 from marshal_py.protocol.wire import records
-from marshal_py.protocol.wire.identity import NONE, TopicPartition
-from marshal_py.protocol.wire.subscription import consumes
+from marshal_py.protocol.wire.identity import NONE, TopicPartition, consumes
 
 # --- Says why a consumer does not work: protocol/member/waiting.py's table, with what this process knows beyond the log
 #

@@ -19,8 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from marshal_py.errors import InvalidOption, OffsetsUnclear
 from marshal_py.protocol.wire import progress
-from marshal_py.protocol.wire.fencing_token import Token
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.identity import Token, TopicPartition
 
 # Ranges kept per source. One is the rule. A message that was given back leaves a hole for a while, and a marker of a
 # transaction between two fetches leaves one for good. What is delivered again after a crash is above the newest holes.

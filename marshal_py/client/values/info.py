@@ -14,8 +14,7 @@ from msgspec import Struct
 
 from marshal_py.protocol.claims import AtLeastOnce, Claim
 from marshal_py.protocol.member.member_state import Ready
-from marshal_py.protocol.wire.fencing_token import Token
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.identity import Token, TopicPartition
 from marshal_py.protocol.wire.records import Heartbeat
 
 

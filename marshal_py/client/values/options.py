@@ -19,7 +19,7 @@ from marshal_py.protocol.fold.policies import DEFAULT_POLICY, OWN_POLICIES, OWN_
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member import group_settings
 from marshal_py.protocol.member.member_state import MemberOptions
-from marshal_py.protocol.wire.identity import NONE, check_id, check_topic
+from marshal_py.protocol.wire.identity import ANY, NONE, check_id, check_topic
 from marshal_py.protocol.wire.records import (
     INTERVAL_MS_MAX,
     INTERVAL_MS_MIN,
@@ -31,7 +31,6 @@ from marshal_py.protocol.wire.records import (
 )
 from marshal_py.protocol.wire.records import GroupConfig as ConfigRecord
 from marshal_py.protocol.wire.signatures import SIGNED_VERSION
-from marshal_py.protocol.wire.subscription import ANY
 from marshal_py.transport import option_names
 from marshal_py.transport.option_names import constructor_checks_names, nearest
 from marshal_py.transport.serialization import Deserializer, check_plain
@@ -576,7 +575,7 @@ _PATTERN_RULE: Final = "; a pattern is a glob, such as orders-*: * stands for an
 def check_topics(topics: Sequence[str], *, patterns: bool = False) -> tuple[str, ...]:
     """Returns the topics of a consumer, each once, in the order given. Raises InvalidOption.
 
-    `patterns`: whether a text with * is a pattern (subscription.py).
+    `patterns`: whether a text with * is a pattern (identity.py).
     """
     if isinstance(topics, str) or not isinstance(topics, Iterable):
         raise InvalidOption("topics", topics, "a list of topic names")

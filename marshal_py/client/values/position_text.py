@@ -27,9 +27,8 @@ from typing import Any, Final, NamedTuple
 
 from marshal_py.errors import InvalidOption, PositionOutOfRange
 from marshal_py.protocol.member.member_state import Wanted
-from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, TopicPartition, consumes
 from marshal_py.protocol.wire.records import OFFSET_MAX
-from marshal_py.protocol.wire.subscription import consumes
 from marshal_py.topics.request import epoch_ms
 from marshal_py.transport.ports import Bounds, ClusterAdmin
 

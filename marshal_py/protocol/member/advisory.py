@@ -28,8 +28,8 @@ from marshal_py.protocol.wire.records import (
     ReleasingPartition,
     SetPosition,
     Topology,
+    died,
 )
-from marshal_py.protocol.wire.wills import died
 
 PROBE: Final = "probe"  # kind of the Note whose reading back proves that the log's end was read (T2, T10): no advisory
 UNCOMMITTED: Final = "uncommitted"

@@ -19,8 +19,7 @@ from marshal_py.protocol.fold.policies import DEFAULT_POLICY, KNOWN, Policy, pol
 from marshal_py.protocol.fold.world import Group, Partition, Session
 from marshal_py.protocol.member.member_state import MemberState, Ready, Wanted
 from marshal_py.protocol.policy import OPEN, RESTRICTED, Line, Target, candidate_order, has_room
-from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.wire.subscription import consumed, consumes
+from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition, consumed, consumes
 
 # --- Judges whether the conditions of this member are met, in a group with the policy `overflow` (PROTOCOL.md A12).
 #

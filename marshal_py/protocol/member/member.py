@@ -54,7 +54,7 @@ from marshal_py.protocol.member.member_state import DivergenceCheck, MemberOptio
 from marshal_py.protocol.member.rebalance import LEFT_INTERVALS, Rebalancer, Refusals, Releases, Topics
 from marshal_py.protocol.time import Due, FailureDetector, both_live
 from marshal_py.protocol.wire import records
-from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition, consumes
 from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     BY_CHARS_MAX,
@@ -77,9 +77,8 @@ from marshal_py.protocol.wire.records import (
     SetPosition,
     StepDown,
     Topology,
+    died,
 )
-from marshal_py.protocol.wire.subscription import consumes
-from marshal_py.protocol.wire.wills import died
 
 ACCEPTED: Final = Outcome.ACCEPTED  # an enum looks its members up at every use
 # Frequent types, which seldom change anything that a tick looks at.

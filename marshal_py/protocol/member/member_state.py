@@ -20,9 +20,17 @@ from marshal_py.protocol.time import HEARTBEATS_PER_INTERVAL, FailureDetector, L
 from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.codec import RECORD_VERSION
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
-from marshal_py.protocol.wire.records import AT_LEAST_ONCE, Checkpoint, GroupConfig, Join, Note, Record, clipped
+from marshal_py.protocol.wire.records import (
+    AT_LEAST_ONCE,
+    Checkpoint,
+    GroupConfig,
+    Join,
+    LastWill,
+    Note,
+    Record,
+    clipped,
+)
 from marshal_py.protocol.wire.signatures import READS_VERSION
-from marshal_py.protocol.wire.wills import LastWill
 
 # --- The values between a member and its driver: MemberOptions go in, a Ready with duties comes out of each tick.
 #

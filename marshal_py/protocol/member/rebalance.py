@@ -20,7 +20,7 @@ from marshal_py.protocol.member.member_state import SENT_AT_ONCE, DivergenceChec
 from marshal_py.protocol.policy import Target
 from marshal_py.protocol.time import SENT_KEPT, FailureDetector
 from marshal_py.protocol.wire import records
-from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition, consumes, has_patterns, names_of
 from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
     BY_CHARS_MAX,
@@ -37,7 +37,6 @@ from marshal_py.protocol.wire.records import (
     SetPosition,
     Topology,
 )
-from marshal_py.protocol.wire.subscription import consumes, has_patterns, names_of
 
 # --- Compares partition counts and ids of a member's topics in the cluster and in the log (F9.1, F9.10, D10)
 #

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("codec", "fencing_token", "identity", "progress", "records", "signatures", "subscription", "wills")
+DOORS: Final = ("codec", "identity", "progress", "records", "signatures")

@@ -36,7 +36,7 @@ from pyspark.sql import DataFrame
 
 from marshal_py.client.values.finished import Finished, Kept, Source, Span
 from marshal_py.errors import InvalidOption, TableChanged
-from marshal_py.protocol.wire.fencing_token import Token
+from marshal_py.protocol.wire.identity import Token
 from marshal_py.spark.sinks import lakes
 from marshal_py.spark.sinks.lakes import DataFile, check_names, refuse, spark_uri_of, write_files
 

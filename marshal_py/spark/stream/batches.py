@@ -21,8 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from marshal_py.client.planner import ClaimedBatch, Planner
 from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.wire.fencing_token import Token
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.identity import Token, TopicPartition
 from marshal_py.spark.stream.backfills import ranges_json
 from marshal_py.spark.stream.messages import COLUMNS, columns_of
 from marshal_py.spark.stream.options import MAX_ROWS, READ_TIMEOUT_S, as_options
