@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from marshal_py.admin.group import Group
     from marshal_py.admin.marshal import Marshal, connect
     from marshal_py.client.consumer import Consumer
+    from marshal_py.client.consuming import ConsumeContext
     from marshal_py.client.messages.message import Batch, Message, Part
     from marshal_py.client.process.process import Process
     from marshal_py.client.process.processing import Reject, Retry
-    from marshal_py.client.receive.consume import ConsumeContext
     from marshal_py.client.signals import stop_on_signals
     from marshal_py.client.values.options import ConsumerOptions, GroupConfig
     from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
@@ -57,7 +57,7 @@ _FILES: Final = {
     "Advisory": "marshal_py.protocol.member.advisory",
     "AdvisoryKind": "marshal_py.protocol.member.advisory",
     "Batch": "marshal_py.client.messages.message",
-    "ConsumeContext": "marshal_py.client.receive.consume",
+    "ConsumeContext": "marshal_py.client.consuming",
     "Consumer": "marshal_py.client.consumer",
     "ConsumerOptions": "marshal_py.client.values.options",
     "GetRequest": "marshal_py.topics.request",

@@ -38,7 +38,10 @@ PACKAGES = (
 # A file may import from its own room and from those further left. A file directly in a package comes after its rooms.
 ROOMS = {
     "protocol": ("wire", "fold", "policy", "claims", "time", "member", "duties"),
-    "client": ("values", "connection", "messages", "delivery", "ranges", "driver", "receive", "process", "aio"),
+    "client": (
+        *("values", "connection", "event_loop", "messages", "delivery", "ranges", "driver", "membership", "receiving"),
+        *("consuming", "process"),
+    ),
     "admin": ("views", "plans"),
     "spark": ("stream", "sinks"),
     PROOF: ("oracle", "judge", "cluster", "mutants", "tools", "exhaustive", "commands"),
@@ -93,7 +96,7 @@ PRIVATE_STILL = {
         *("_acked", "_begin_consume", "_begin_drain", "_confirmations", "_consuming", "_context", "_flush"),
         *("_inside", "_iterating", "_log_end", "_pass", "_queue", "_read_to", "_receiving", "_user"),
     },
-    "marshal_py/client/receive/consuming.py": {"_confirmations", "_delivers"},
+    "marshal_py/client/consuming.py": {"_confirmations", "_delivers"},
     "marshal_py/client/signals.py": {"_ending"},
     "marshal_py/testing/clock.py": {"_context", "_loop"},
     "marshal_py/testing/cluster.py": {"_confirmations", "_consumer", "_context", "_driver", "_joining"},
@@ -673,8 +676,10 @@ def test_each_circle_is_reported_once_and_alone(tmp_path: Path) -> None:
 
 
 def test_a_room_without_doors_is_found(tmp_path: Path) -> None:
-    (found,) = violations(plant(tmp_path, {"marshal_py/client/aio/__init__.py": "", "marshal_py/client/aio/a.py": ""}))
-    assert (found.rule, found.path) == ("door", "marshal_py/client/aio/a.py")
+    (found,) = violations(
+        plant(tmp_path, {"marshal_py/client/process/__init__.py": "", "marshal_py/client/process/a.py": ""})
+    )
+    assert (found.rule, found.path) == ("door", "marshal_py/client/process/a.py")
 
 
 PRIVATE = [

@@ -21,6 +21,7 @@ from marshal_py.embedded import Broker
 from marshal_py.protocol.member.advisory import ALARMING, KINDS
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.producer import KafkaProducer
+from tests.test_architecture import ROOMS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -55,10 +56,8 @@ def test_the_files_that_contributing_names_exist() -> None:
 
 
 def test_contributing_names_every_room() -> None:
-    """A folder with DOORS is a room (tests/test_architecture.py)."""
     page = (ROOT / "CONTRIBUTING.md").read_text()
-    files = [*(ROOT / "marshal_py").glob("*/*/__init__.py"), *(ROOT / "marshal_sim").glob("*/__init__.py")]
-    rooms = [file.parent.name for file in files if "DOORS" in file.read_text()]
+    rooms = [room for rooms in ROOMS.values() for room in rooms]
     assert len(rooms) > 20
     assert [room for room in rooms if f"`{room}`" not in page] == []
 

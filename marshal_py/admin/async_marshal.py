@@ -17,11 +17,11 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, U
 
 from marshal_py.admin.group import Group
 from marshal_py.admin.marshal import Marshal
-from marshal_py.client.aio.event_loop import VERBS_AT_ONCE_MAX, EventLoop, Opening, Threads
 from marshal_py.client.async_consumer import AsyncConsumer
 from marshal_py.client.consumer import Consumer
+from marshal_py.client.event_loop import VERBS_AT_ONCE_MAX, EventLoop, Opening, Threads
+from marshal_py.client.membership import LEAVE_TIMEOUT_S
 from marshal_py.client.metrics import Metrics
-from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S
 from marshal_py.client.values.options import ConsumerKeywords, ConsumerOptions, explicit, parameters_of
 from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.topics.keys import Key

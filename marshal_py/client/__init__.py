@@ -2,10 +2,10 @@
 
 Rooms, each built on those before it:
 
-- values: what users pass in and get back. connection: what all consumers of a Marshal share.
+- values: what users pass in and get back. connection: what all consumers of a Marshal share. event_loop: for asyncio.
 - messages: a message and its answers. delivery: from fetched messages to deliveries. ranges: claims that others read.
 - driver: drives one member, and the thread that drives all of them and follows the logs.
-- receive: the calls of a consumer. process: handlers in parallel. aio: the same on an event loop.
+- membership, receiving, consuming: the calls of a consumer. process: handlers in parallel.
 
 The files beside the rooms are the doors: consumer.py (messages) and planner.py (ranges), which marshal.py makes.
 

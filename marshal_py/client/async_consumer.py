@@ -16,14 +16,15 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, Self, Unpack, overload
 
-from marshal_py.client.aio.async_consume import AsyncConsumeContext
-from marshal_py.client.aio.async_process import AsyncProcess
-from marshal_py.client.aio.event_loop import EventLoop, Feed, Threads
 from marshal_py.client.connection import Poll, PollAhead, Steps, T, Wait, following
 from marshal_py.client.consumer import Consumer
+from marshal_py.client.consuming import AsyncConsumeContext, Handler, Reader, Take, iterator_of
 from marshal_py.client.delivery.buffers import Reserved
+from marshal_py.client.event_loop import EventLoop, Feed, Threads
+from marshal_py.client.membership import HEALTHY_SILENCE_S, LEAVE_TIMEOUT_S, Call, Confirmations, Ending
 from marshal_py.client.messages.answers import ACK_TIMEOUT_S, Ack
 from marshal_py.client.messages.message import Batch, Message, Part, delivered_by
+from marshal_py.client.process.async_process import AsyncProcess
 from marshal_py.client.process.processing import (
     BATCH_WAIT_S,
     WINDOW,
@@ -37,9 +38,7 @@ from marshal_py.client.process.processing import (
     Unkeyed,
     check_settings,
 )
-from marshal_py.client.receive.consuming import Handler, Reader, Take, iterator_of
-from marshal_py.client.receive.membership import HEALTHY_SILENCE_S, LEAVE_TIMEOUT_S, Call, Confirmations, Ending
-from marshal_py.client.receive.receiving import Demand
+from marshal_py.client.receiving import Demand
 from marshal_py.client.values.info import ConsumerInfo
 from marshal_py.client.values.options import parameters_of
 from marshal_py.client.values.requests import (

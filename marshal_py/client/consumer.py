@@ -12,10 +12,13 @@ from functools import partial
 from itertools import chain
 from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 
+from marshal_py.client import receiving
 from marshal_py.client.connection import Context, Poll, PollAhead, Wait, complete, following
+from marshal_py.client.consuming import AWAIT_IT, ConsumeContext, Consuming, Handler, Take
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.membership import HEALTHY_SILENCE_S, LEAVE_TIMEOUT_S, Call, Ending, Membership
 from marshal_py.client.messages.message import Batch, Handles, Message
 from marshal_py.client.process.process import Process
 from marshal_py.client.process.processing import (
@@ -36,11 +39,7 @@ from marshal_py.client.process.processing import (
     check_settings,
 )
 from marshal_py.client.process.worker_processes import PlainMessage, work_of
-from marshal_py.client.receive import receiving
-from marshal_py.client.receive.consume import ConsumeContext
-from marshal_py.client.receive.consuming import AWAIT_IT, Consuming, Handler, Take
-from marshal_py.client.receive.membership import HEALTHY_SILENCE_S, LEAVE_TIMEOUT_S, Call, Ending, Membership
-from marshal_py.client.receive.receiving import ConsumeDemand, Demand, Receiving
+from marshal_py.client.receiving import ConsumeDemand, Demand, Receiving
 from marshal_py.client.values import requests
 from marshal_py.client.values.requests import CONSUME_EXPIRES_S, FETCH_EXPIRES_S, AnyPartition, OnError, Request
 from marshal_py.errors import ConcurrentUse, InvalidOption, MarshalError

@@ -27,10 +27,10 @@ from marshal_py.client.driver import last_wills
 from marshal_py.client.driver.consumer_driver import ConsumerDriver, check_count, find_topics
 from marshal_py.client.driver.last_wills import LastWills
 from marshal_py.client.driver.loop import Loop
+from marshal_py.client.membership import LEAVE_TIMEOUT_S, Ending, Membership, fenced
 from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.planner import Planner
 from marshal_py.client.ranges import PlannedClaims
-from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S, Ending, Membership, fenced
 from marshal_py.client.values import keys, position_text
 from marshal_py.client.values.options import (
     CONNECT_TIMEOUT_S,

@@ -15,7 +15,7 @@ from msgspec import Struct
 from marshal_py.client.delivery.buffers import most_deliveries, redeliveries_of
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.receive.membership import not_consumed
+from marshal_py.client.membership import not_consumed
 from marshal_py.client.values.info import HANDLER_S, ProcessStats, in_flight
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
 from marshal_py.protocol.claims import AtLeastOnce, Claim

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
+from marshal_py.client import membership
 from marshal_py.client.connection import Change, Context, Repeats, Steps
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.membership import LEAVE_TIMEOUT_S, WAIT_SLICE_S, Ending, Membership
 from marshal_py.client.messages.answers import Acked
 from marshal_py.client.ranges import ClaimedRange, End, MicroBatches, PlannedClaims, Taken, share
-from marshal_py.client.receive import membership
-from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S, WAIT_SLICE_S, Ending, Membership
 from marshal_py.client.values import position_text
 from marshal_py.errors import BatchRefused, ClaimLost, ClusterUnreachable, InvalidOption, MembersAlive, PartitionsUnread
 from marshal_py.protocol.member.advisory import UNCOMMITTED

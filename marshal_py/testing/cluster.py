@@ -18,7 +18,7 @@ from marshal_py.admin.group import Group, Paused
 from marshal_py.admin.marshal import Marshal, connect
 from marshal_py.client.async_consumer import AsyncConsumer
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
-from marshal_py.client.receive.membership import Membership
+from marshal_py.client.membership import Membership
 from marshal_py.client.values.options import COORDINATION_TOPIC
 from marshal_py.errors import ConsumerClosed, InvalidOption, UnsupportedPlatform
 from marshal_py.protocol.wire import codec

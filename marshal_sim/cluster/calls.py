@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from marshal_py.client import receiving
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.membership import LEAVE_TIMEOUT_S, Confirmations, Ending
 from marshal_py.client.messages.answers import Ack, Acked
 from marshal_py.client.messages.message import Handles, Message
-from marshal_py.client.receive import receiving
-from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S, Confirmations, Ending
 from marshal_py.errors import AckNotConfirmed, ClaimLost, MarshalError
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_sim.cluster.environment import ClientEnvironment

@@ -15,9 +15,9 @@ from marshal_py.client.connection import Context
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue, FetchedClaims, positions_of
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.driver.turn import LogMaintenance, Truncation, Turn
+from marshal_py.client.membership import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.messages.answers import Delivered, Letter, LetterWriter
 from marshal_py.client.messages.message import Message
-from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.values.options import PREFETCH_BYTES, ConsumerOptions, RetentionPolicy
 from marshal_py.errors import CoordinationError, MarshalError
 from marshal_py.protocol.claims import AtLeastOnce, ClaimPhase

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
+from marshal_py.client.consuming import Consuming, Reader
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.membership import Membership
 from marshal_py.client.messages.message import Message, claim_of
 from marshal_py.client.process.processing import (
     IDLE_S,
@@ -26,9 +28,7 @@ from marshal_py.client.process.processing import (
     Unkeyed,
     check_settings,
 )
-from marshal_py.client.receive.consuming import Consuming, Reader
-from marshal_py.client.receive.membership import Membership
-from marshal_py.client.receive.receiving import Receiving
+from marshal_py.client.receiving import Receiving
 from marshal_py.client.values.requests import check_consume
 from marshal_py.errors import MarshalError
 from marshal_py.protocol.claims import ClaimPhase

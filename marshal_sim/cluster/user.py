@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.membership import Ending, Membership
 from marshal_py.client.messages.answers import Letter
 from marshal_py.client.messages.message import Message, claim_of
-from marshal_py.client.receive.membership import Ending, Membership
-from marshal_py.client.receive.receiving import Receiving
+from marshal_py.client.receiving import Receiving
 from marshal_py.client.values.requests import check_consume, check_fetch
 from marshal_py.errors import MarshalError
 from marshal_py.protocol.wire.identity import TopicPartition

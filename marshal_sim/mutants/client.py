@@ -10,17 +10,17 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from marshal_py.client import membership, receiving
 from marshal_py.client.connection import Change, Steps
 from marshal_py.client.delivery import delivery_queue, prefetch
 from marshal_py.client.delivery.buffers import Buffer, Redelivering, Reserved, blocked, redeliveries_of
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.prefetch import AckWindow
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.membership import Confirmations, Ending
 from marshal_py.client.messages.answers import Ack, DeadLetters, Delivered, Letter, LostAcks
 from marshal_py.client.messages.message import Batch, Message
 from marshal_py.client.ranges import ClaimedRange, End, MicroBatches, Planned
-from marshal_py.client.receive import membership, receiving
-from marshal_py.client.receive.membership import Confirmations, Ending
 from marshal_py.client.values.requests import Request, message_bytes
 from marshal_py.errors import ClaimLost
 from marshal_py.protocol.claims import AtLeastOnce, AtMostOnce, Claim, ClaimPhase, Grant, OffsetRun, Spans, log_has

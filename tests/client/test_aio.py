@@ -16,10 +16,9 @@ import pytest
 import marshal_py
 from marshal_py import Marshal, Topic, aio
 from marshal_py.admin.group import Group
-from marshal_py.client import async_consumer
-from marshal_py.client.aio import event_loop
-from marshal_py.client.aio.event_loop import READS_AT_ONCE_MAX, Receiver, Request, Threads
+from marshal_py.client import async_consumer, event_loop
 from marshal_py.client.consumer import Consumer
+from marshal_py.client.event_loop import READS_AT_ONCE_MAX, Receiver, Request, Threads
 from marshal_py.errors import ClusterError, ConcurrentUse, ConsumerClosed, EventLoopMisuse, InvalidOption
 from marshal_py.log.observer import Observer
 from marshal_py.testing import MemoryCluster

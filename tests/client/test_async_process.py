@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Message, Retry, aio
-from marshal_py.client.aio import async_process
+from marshal_py.client.process import async_process
 from marshal_py.client.process.processing import Processing
 from marshal_py.errors import EventLoopMisuse, InvalidOption, ReentrantCall
 from tests.client.test_process import Unwritable, fill

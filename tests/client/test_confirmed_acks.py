@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from marshal_py import AckNotConfirmed, Batch, ClaimLost, Consumer, InvalidOption
-from marshal_py.client.receive import membership
-from marshal_py.client.receive.membership import NO_ROOM
+from marshal_py.client import membership
+from marshal_py.client.membership import NO_ROOM
 from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.records import Heartbeat
 from marshal_py.testing import MemoryCluster

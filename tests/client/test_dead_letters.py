@@ -220,7 +220,7 @@ def test_a_crash_before_the_acknowledgement_repeats_the_letter_and_loses_nothing
 
     ACKS: A crash between the two may repeat it.
     """
-    monkeypatch.setattr("marshal_py.client.receive.membership.LETTERS_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("marshal_py.client.membership.LETTERS_TIMEOUT_S", 0.05)
     topic, letters, group = memory.topic(), memory.topic(), memory.group()
     memory.fill(topic, 0, 1)
     with memory.connect() as marshal:
@@ -380,7 +380,7 @@ def _denied(writer: MemoryWriter, topic: str, *_: object) -> None:
 def test_a_stop_does_not_wait_long_for_a_cluster_that_refuses(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marshal_py.client.receive.membership.LETTERS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("marshal_py.client.membership.LETTERS_TIMEOUT_S", 0.1)
     topic, letters = memory.topic(), memory.topic()
     memory.fill(topic, 0, 1)
     monkeypatch.setattr(MemoryWriter, "write", _denied)

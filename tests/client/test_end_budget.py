@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from marshal_py.client import connection
+from marshal_py.client import connection, membership
 from marshal_py.client.connection import END_TIMEOUT_S, EndBudget
-from marshal_py.client.receive import membership
 from marshal_py.testing import MemoryCluster
 from tests.support.client_fixtures import DEADLINE_S, joined
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from marshal_py import Consumer
-from marshal_py.client.receive.membership import WAIT_SLICE_S
-from marshal_py.client.receive.receiving import IDLE_S, IDLE_WAIT_S
+from marshal_py.client.membership import WAIT_SLICE_S
+from marshal_py.client.receiving import IDLE_S, IDLE_WAIT_S
 from marshal_py.client.values.requests import message_bytes
 from marshal_py.errors import ConsumerClosed, InvalidOption
 from tests.support.client_fixtures import (

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from marshal_py import Consumer, Message
-from marshal_py.client.receive.receiving import HeartbeatTimer, IdleHeartbeat
+from marshal_py.client.receiving import HeartbeatTimer, IdleHeartbeat
 from marshal_py.client.values.requests import check_fetch
 from marshal_py.errors import AccessDenied, ClusterUnreachable, InvalidOption
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, joined, until
@@ -186,7 +186,7 @@ def test_time_outside_the_call_is_no_silence_of_the_cluster(
     topic, cluster, looks = memory.topic(), Cluster(), threading.Semaphore(0)
     check = cluster.watch.check
     monkeypatch.setattr(cluster.watch, "check", lambda: (check(), looks.release()))
-    monkeypatch.setattr("marshal_py.client.receive.receiving.IdleHeartbeat", lambda *_: cluster.watch)
+    monkeypatch.setattr("marshal_py.client.receiving.IdleHeartbeat", lambda *_: cluster.watch)
     if handled:
         memory.fill(topic, 0, handled)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
@@ -240,7 +240,7 @@ def test_a_call_that_may_wait_long_resets_its_timer_with_a_message(
     """
     made: list[Watch] = []
     monkeypatch.setattr(
-        "marshal_py.client.receive.receiving.IdleHeartbeat", lambda *given: made.append(Watch(*given)) or made[-1]
+        "marshal_py.client.receiving.IdleHeartbeat", lambda *given: made.append(Watch(*given)) or made[-1]
     )
     if verb == "consume":
         expected = expected or 15.0  # always on

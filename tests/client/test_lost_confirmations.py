@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from marshal_py import AckNotConfirmed, ClaimLost, ClusterError, Consumer, GroupDeleted, MarshalError, Message
+from marshal_py.client.membership import HISTORY_LOST
 from marshal_py.client.messages.answers import LostAcks
 from marshal_py.client.planner import Planner
-from marshal_py.client.receive.membership import HISTORY_LOST
 from marshal_py.protocol.claims import AtLeastOnce, Claim, ClaimPhase, finished_spans, log_has, spans_of
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.testing import MemoryCluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.client.receive.receiving import Refill
+from marshal_py.client.receiving import Refill
 from marshal_py.client.values.requests import ConsumeRequest, check_consume
 from marshal_py.errors import InvalidOption
 

@@ -31,18 +31,16 @@ THREADS, LOOP, SIGNALS = "threads, locks and queues between them", "an event loo
 # What a run could execute. marshal_sim/cluster has its own way to do it instead, or does not do it.
 OPENS = "connects, opens logs and checks what the user has passed: a simulated client is made without"
 NOT_EXECUTED = {
-    "aio/async_consume.py": LOOP,
-    "aio/async_process.py": LOOP,
-    "aio/event_loop.py": LOOP,
     "async_consumer.py": LOOP,
     "consumer.py": THREADS,
     "driver/last_wills.py": "another process that a socket watches",
     "driver/loop.py": THREADS,
+    "event_loop.py": LOOP,
     "marshal.py": OPENS,
     "metrics.py": "figures for people, and a server of them",
+    "process/async_process.py": LOOP,
     "process/process.py": THREADS,
     "process/worker_processes.py": "processes",
-    "receive/consume.py": THREADS,
     "signals.py": SIGNALS,
     "sql_guard.py": "a database",
     "tracing.py": "spans around handlers",

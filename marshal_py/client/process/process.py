@@ -9,12 +9,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from marshal_py.client.connection import Context
+from marshal_py.client.consuming import ConsumeContext, Take
+from marshal_py.client.membership import LEAVE_TIMEOUT_S
 from marshal_py.client.messages.message import Message
 from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing, Running
 from marshal_py.client.process.worker_processes import NOT_BEGUN, Answer, Work, WorkerProcess, answered
-from marshal_py.client.receive.consume import ConsumeContext
-from marshal_py.client.receive.consuming import Take
-from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S
 from marshal_py.client.values.requests import check_timeout, check_wait
 from marshal_py.errors import ReentrantCall
 from marshal_py.transport.serialization import K_co, V_co

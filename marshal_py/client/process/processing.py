@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any, Final, Generic, Literal, TypedDict
 
 from marshal_py.client.connection import ForkedLock, watch_forks
+from marshal_py.client.consuming import AWAIT_IT, Consuming, report_failure
 from marshal_py.client.delivery.delivery_queue import GATE_MS
 from marshal_py.client.delivery.prefetch import Taker
 from marshal_py.client.messages.message import (
@@ -37,8 +38,7 @@ from marshal_py.client.messages.message import (
     waits_s,
 )
 from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
-from marshal_py.client.receive.consuming import AWAIT_IT, Consuming, report_failure
-from marshal_py.client.receive.receiving import Receiving
+from marshal_py.client.receiving import Receiving
 from marshal_py.client.values.info import HandlerTimes, LaneInfo, ProcessStats
 from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.client.values.requests import check_timeout

@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
-from marshal_py.client.aio.async_consume import AsyncConsumeContext
-from marshal_py.client.aio.event_loop import EventLoop
 from marshal_py.client.connection import Context
+from marshal_py.client.consuming import AsyncConsumeContext, Take
+from marshal_py.client.event_loop import EventLoop
+from marshal_py.client.membership import LEAVE_TIMEOUT_S
 from marshal_py.client.messages.message import Message
 from marshal_py.client.process.processing import (
     IDLE_S,
@@ -25,8 +26,6 @@ from marshal_py.client.process.processing import (
     Running,
 )
 from marshal_py.client.process.worker_processes import Answer, answered
-from marshal_py.client.receive.consuming import Take
-from marshal_py.client.receive.membership import LEAVE_TIMEOUT_S
 from marshal_py.client.values.requests import check_timeout, check_wait
 from marshal_py.errors import InvalidOption, ReentrantCall
 from marshal_py.transport.serialization import K_co, V_co

@@ -15,8 +15,8 @@ from marshal_py.client.delivery.buffers import ENDLESS, Allowance, Redelivered, 
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.prefetch import LOOK_MS, LOOK_PIECES_MAX, before_fetching, grants_awaited, has_backlog
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.membership import WAIT_SLICE_S, Ending
 from marshal_py.client.messages.message import Batch
-from marshal_py.client.receive.membership import WAIT_SLICE_S, Ending
 from marshal_py.client.values.options import BOUNDS
 from marshal_py.client.values.requests import ConsumeRequest, Request, message_bytes
 from marshal_py.errors import (
