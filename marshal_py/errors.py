@@ -1,73 +1,24 @@
 """Every error of the library: one tree with three branches. Raises nothing itself and imports nothing of ours.
 
     MarshalError
-    +-- CallerError               the calling program asked for something impossible: fix the call
-    |   +-- InvalidOption         a setting or a name breaks a rule, is out of bounds or contradicts another
-    |   +-- InvalidRecord         a record with values out of bounds was about to be written
-    |   +-- MessageTooLarge       a record or message is larger than the cluster takes
-    |   +-- ConcurrentUse         two threads, or two iterations, in fetch / next / iteration of one Consumer
-    |   +-- ReentrantCall         a method was called inside another call of the same thread and would wait for it
-    |   +-- EventLoopMisuse       a call of the asyncio front came from a loop that is not its own, or would block it
-    |   +-- UsedAfterFork         an object made before os.fork() was used in the child
-    |   +-- ConsumerClosed        a Consumer or Marshal was used after stop / drain / close
-    |   +-- BackgroundThreadEnded something ended the background thread; the Marshal cannot be used any more
-    |   +-- UnsupportedPlatform   this system lacks what the feature needs
-    |   +-- HandleUnknown         an ack handle names no message that this consumer can answer
-    |   +-- MessageNotPickled     a message was to be sent to another process
-    |   +-- NeedsAtLeastOnce      nak or term was called in an at-most-once group
-    |   +-- BatchRefused          the last claimed batch is not committed, or Spark retried a task in at-most-once mode
-    |   +-- BatchOverdue          a pipeline did not come back within handler_timeout_s; its claims were released
-    |   +-- BadRequest            a request to a topic is empty, contradicts itself or is out of bounds (408, 413)
-    |   +-- MessageNotFound       a topic holds no message that a request describes (404)
-    |   +-- GroupMissing          an admin named a group, a partition of it or a session that the log does not know
-    |   +-- FileUnusable          a dump or a key index is damaged, or does not hold what is needed
-    |   +-- AlreadyExists         a group or topic cannot be created because it exists
-    |   +-- PositionOutOfRange    an admin asked for a position that the partition does not have
-    +-- PeerError                 another participant of the group prevents it
-    |   +-- SessionCloned         another process writes with this consumer's session (fork, cloned machine)
-    |   +-- DuplicateClientId     another process took over this client id (fast reclaim)
-    |   +-- ModeMismatch          the group and the consumer have different delivery modes
-    |   +-- GroupDeleted          an admin deleted the group
-    |   +-- GroupOpaque           the group holds records that only a newer library can read
-    |   +-- KeyNeeded             the group takes changes only from whom holds one of its admin keys
-    |   +-- AdminBusy             another operation has paused the group
-    |   +-- AdminFailed           the pause of an operation is over, or positions did not move, or may still move
-    |   +-- SettingsChanged       another admin changed the group's settings at the same time
-    |   +-- MembersAlive          consumers are alive where there must be none
-    |   +-- WriteFenced           a later owner of a partition has already written to the same table
-    |   +-- TableChanged          another writer added rows for the same partitions (retriable)
-    |   +-- OffsetsUnclear        a table no longer knows whether it has messages that come again
-    |   +-- ClaimLost             claims were released or lost before a batch was committed or an ack was confirmed
-    |   +-- AckNotConfirmed       the log did not accept an ack in time (retriable)
-    |   +-- PartitionsUnread      nobody reads partitions that a job, or a query after a restart, needs (retriable)
-    |   +-- SnapshotNotConfirmed  a snapshot was written and no consumer confirmed it (retriable)
-    |   +-- IndexBusy             another process writes the same key index (retriable)
-    |   +-- AdminGaveUp           an operation did not complete in time (retriable)
-    +-- ClusterError              Kafka or its topics are not as they must be
-        +-- ClusterUnreachable    no broker answered in time (retriable)
-        +-- AuthenticationFailed  the brokers do not take this client's credentials
-        +-- TlsMismatch           client and brokers do not agree on TLS, or on a certificate
-        +-- AccessDenied          this client lacks a right
-        +-- TopicMissing          a topic to consume does not exist (retriable once it is created)
-        +-- PartitionError        Kafka refuses to serve a partition (authorization, for one)
-        +-- DeserializationFailed a deserializer raised an error for a message in a batch
-        +-- PartitionsParked      a job that ends by itself has read the rest, and partitions are parked
-        +-- PartitionParked       nobody may consume a partition until an admin has looked at it
-        +-- RangeLost             Kafka deleted the beginning of a range before it was read (retriable)
-        +-- TopicRefused          Kafka refuses to create, change or delete a topic
-        +-- CoordinationError     the coordination topic cannot be trusted or used
-            +-- CoordinationTopicMissing   missing, and may not be created
-            +-- ForeignTopic               it holds the messages of somebody else
-            +-- WrongTopicSetting          a setting of it would lose history
-            +-- TopicRecreated             another incarnation than the one known
-            +-- LogGap                     offsets are missing: compaction, transactions or lost data
-            +-- HistoryTruncated           the beginning of the log was deleted, and no snapshot replaces it
-            +-- HistoryRestarted           an operator restarted the log's history
-            +-- SnapshotRefused            a snapshot differs from what the log folds to
-            +-- Diverged                   this process's state differs from what the log folds to
-            +-- ProtocolUnknown            a hash, or a version of the protocol or the envelope, that is not ours
+    +-- CallerError: the calling program asked for something impossible: fix the call
+    |     InvalidOption, InvalidRecord, MessageTooLarge, ConcurrentUse, ReentrantCall, EventLoopMisuse,
+    |     UsedAfterFork, ConsumerClosed, BackgroundThreadEnded, UnsupportedPlatform, HandleUnknown,
+    |     MessageNotPickled, NeedsAtLeastOnce, BatchRefused, BatchOverdue, BadRequest, MessageNotFound,
+    |     GroupMissing, FileUnusable, AlreadyExists, PositionOutOfRange
+    +-- PeerError: another participant of the group prevents it
+    |     SessionCloned, DuplicateClientId, ModeMismatch, GroupDeleted, GroupOpaque, KeyNeeded, AdminBusy,
+    |     AdminFailed, SettingsChanged, MembersAlive, WriteFenced, TableChanged, OffsetsUnclear,
+    |     ClaimLost, AckNotConfirmed, PartitionsUnread, SnapshotNotConfirmed, IndexBusy, AdminGaveUp
+    +-- ClusterError: Kafka or its topics are not as they must be
+          ClusterUnreachable, AuthenticationFailed, TlsMismatch, AccessDenied, TopicMissing, PartitionError,
+          DeserializationFailed, PartitionsParked, PartitionParked, RangeLost, TopicRefused
+          +-- CoordinationError: the coordination topic cannot be trusted or used
+                CoordinationTopicMissing, ForeignTopic, WrongTopicSetting, TopicRecreated, LogGap,
+                HistoryTruncated, HistoryRestarted, SnapshotRefused, Diverged, ProtocolUnknown
 
-`retriable`: whether the same call may succeed later although nobody fixes anything.
+`retriable`: whether the same call may succeed later although nobody fixes anything. Each class says below when it is
+raised.
 """
 
 from __future__ import annotations
@@ -100,15 +51,17 @@ class MarshalError(Exception):
     """Root of the tree. Catch it to catch everything that this library raises on purpose.
 
     A subclass lists its fields as a dataclass does: they are the parameters of its constructor, in this order, and
-    attributes. Its text is _TEXT with the fields put in; where it needs more than that, `sentence` returns it. A class
-    without fields takes its text.
+    attributes. Its text is _TEXT with the fields put in, or that of a field in _IF which is not empty; where it needs
+    more than that, `sentence` returns it. A class without fields takes its text.
     """
 
     _TEXT: ClassVar[str]
+    _IF: ClassVar[Mapping[str, str]] = {}
     retriable: ClassVar[bool] = False
     __signature__: ClassVar[Signature | None] = None  # of the constructor, which inspect and help show
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, retriable: bool = False) -> None:
+        cls.retriable = retriable or cls.retriable
         own = [
             Parameter(
                 name, Parameter.POSITIONAL_OR_KEYWORD, default=vars(cls).get(name, Parameter.empty), annotation=of
@@ -131,7 +84,9 @@ class MarshalError(Exception):
 
     def sentence(self) -> str:
         """Returns the text: the wrong value, the rule, and the way out."""
-        return self._TEXT.format_map(vars(self))
+        shown = {name: ", ".join(of) or "nobody" if isinstance(of, tuple) else of for name, of in vars(self).items()}
+        text = next((text for name, text in self._IF.items() if shown[name]), self._TEXT)
+        return " ".join(text.split()).format_map(shown)
 
     def __reduce__(self) -> tuple[object, ...]:
         # By default an exception is rebuilt from its args. Here they are one finished sentence, which the constructor
@@ -192,10 +147,8 @@ class MessageTooLarge(CallerError):
     what: str
     size_bytes: int
     reason: str
-    _TEXT = (
-        "{what} of {size_bytes} bytes is too large: {reason}; raise message.max.bytes (client) and "
-        "max.message.bytes (topic), or send less"
-    )
+    _TEXT = """{what} of {size_bytes} bytes is too large: {reason}; raise message.max.bytes (client) and
+    max.message.bytes (topic), or send less"""
 
 
 class ConcurrentUse(CallerError):
@@ -214,21 +167,17 @@ class ConcurrentUse(CallerError):
     busy: str = FETCHES
 
     def sentence(self) -> str:
-        was_called = f"{self.verb}() was called while"
-        if self.busy == self.ITERATES:
-            return (
-                f"{was_called} an iteration of the same Consumer that this {self.caller} began has not ended: finish "
-                f"it, or let go of its iterator after a break (del the variable that holds it)"
-            )
-        if self.busy == self.CONSUMES:
-            return (
-                f"{was_called} a consume() or process() of the same Consumer runs: stop() or drain() what it returned, "
-                f"or make another Consumer"
-            )
-        return (
-            f"{was_called} another {self.caller} fetches from the same Consumer: use one Consumer per {self.caller}, "
-            f"or hand messages to worker {self.caller}s and ack there"
-        )
+        return f"{self.verb}() was called while {BUSY[self.busy].format_map(vars(self))}"
+
+
+BUSY: Final = {
+    ConcurrentUse.FETCHES: "another {caller} fetches from the same Consumer: use one Consumer per {caller}, or hand "
+    "messages to worker {caller}s and ack there",
+    ConcurrentUse.ITERATES: "an iteration of the same Consumer that this {caller} began has not ended: finish it, or "
+    "let go of its iterator after a break (del the variable that holds it)",
+    ConcurrentUse.CONSUMES: "a consume() or process() of the same Consumer runs: stop() or drain() what it returned, "
+    "or make another Consumer",
+}
 
 
 class ReentrantCall(CallerError):
@@ -241,15 +190,9 @@ class ReentrantCall(CallerError):
     verb: str
     inside: str
     way_out: str = ""
-
-    def sentence(self) -> str:
-        if self.way_out:
-            return f"{self.verb}() was called inside {self.inside} and would wait for it: {self.way_out}"
-        return (
-            f"{self.verb}() was called inside {self.inside} (by a signal handler, a callback, a logging handler or a "
-            f"__del__) and would wait for it: use stop_on_signals(), or set a flag and call {self.verb}() after "
-            f"{self.inside} has returned"
-        )
+    _IF: ClassVar = {"way_out": "{verb}() was called inside {inside} and would wait for it: {way_out}"}
+    _TEXT = """{verb}() was called inside {inside} (by a signal handler, a callback, a logging handler or a __del__)
+    and would wait for it: use stop_on_signals(), or set a flag and call {verb}() after {inside} has returned"""
 
 
 class EventLoopMisuse(CallerError):
@@ -266,9 +209,8 @@ class UsedAfterFork(CallerError):
     what: str
     made_in_pid: int
     pid: int
-    _TEXT = (
-        "this {what} was made in process {made_in_pid} and cannot be used in its fork {pid}: connect again in the child"
-    )
+    _TEXT = """this {what} was made in process {made_in_pid} and cannot be used in its fork {pid}: connect again in
+    the child"""
 
 
 class ConsumerClosed(CallerError):
@@ -286,10 +228,8 @@ class BackgroundThreadEnded(CallerError):
     """
 
     cause: str
-    _TEXT = (
-        "{cause} ended the background thread of this Marshal, and its consumers with it: close it and "
-        "connect again; the logger 'marshal_py' has the traceback"
-    )
+    _TEXT = """{cause} ended the background thread of this Marshal, and its consumers with it: close it and connect
+    again; the logger 'marshal_py' has the traceback"""
 
 
 class UnsupportedPlatform(CallerError):
@@ -313,10 +253,8 @@ class MessageNotPickled(CallerError):
     """A message was to be sent to another process, where its consumer does not exist."""
 
     what: str
-    _TEXT = (
-        "the message {what} cannot go to another process, where its consumer does not exist: send "
-        "message.handle() with the key and the value, and call consumer.complete(handle) here when it is done"
-    )
+    _TEXT = """the message {what} cannot go to another process, where its consumer does not exist: send
+    message.handle() with the key and the value, and call consumer.complete(handle) here when it is done"""
 
 
 class NeedsAtLeastOnce(CallerError):
@@ -324,10 +262,8 @@ class NeedsAtLeastOnce(CallerError):
 
     verb: str
     group: str
-    _TEXT = (
-        "{verb}() needs an at-least-once group, and {group!r} delivers at most once: its messages are done when "
-        "they are delivered; use delivery='at_least_once', or write the message elsewhere"
-    )
+    _TEXT = """{verb}() needs an at-least-once group, and {group!r} delivers at most once: its messages are done when
+    they are delivered; use delivery='at_least_once', or write the message elsewhere"""
 
 
 class BatchRefused(CallerError):
@@ -339,17 +275,12 @@ class BatchRefused(CallerError):
 
     named: str
     attempt: int = 0
-
-    def sentence(self) -> str:
-        if self.attempt:
-            return (
-                f"{self.named} may be read only once, and this is attempt {self.attempt + 1} of its task: set "
-                f"spark.task.maxFailures=1 and spark.speculation=false; these messages count as lost"
-            )
-        return (
-            f"{self.named} was not committed: call batch.commit() once it is written, or batch.give_back() to have it "
-            f"planned again"
-        )
+    _IF: ClassVar = {
+        "attempt": """{named} may be read only once, and this follows attempt {attempt} of its task: set
+        spark.task.maxFailures=1 and spark.speculation=false; these messages count as lost"""
+    }
+    _TEXT = """{named} was not committed: call batch.commit() once it is written, or batch.give_back() to have it
+    planned again"""
 
 
 class BatchOverdue(CallerError):
@@ -357,11 +288,9 @@ class BatchOverdue(CallerError):
 
     group: str
     timeout_s: float
-    _TEXT = (
-        "the consumer of group {group!r} was not called for {timeout_s:g} s (handler_timeout_s) and "
-        "released its claims: make batches smaller, call batch.in_progress() between steps, or raise "
-        "handler_timeout_s; then make a new consumer"
-    )
+    _TEXT = """the consumer of group {group!r} was not called for {timeout_s:g} s (handler_timeout_s) and released
+    its claims: make batches smaller, call batch.in_progress() between steps, or raise handler_timeout_s; then make a
+    new consumer"""
 
 
 class GroupMissing(CallerError):
@@ -383,14 +312,11 @@ class FileUnusable(CallerError):
     line: int = 0
     log: int = 0
     offset: int = 0
-
-    def sentence(self) -> str:
-        if not self.line:
-            return f"{self.path!r} cannot be used: {self.reason}"
-        return (
-            f"dump {self.path!r} is damaged in line {self.line}, at offset {self.offset} of log {self.log}: "
-            f"{self.reason}; write a new one (`marshal log dump`), or find an undamaged copy"
-        )
+    _IF: ClassVar = {
+        "line": """dump {path!r} is damaged in line {line}, at offset {offset} of log {log}: {reason}; write a new
+        one (`marshal log dump`), or find an undamaged copy"""
+    }
+    _TEXT = "{path!r} cannot be used: {reason}"
 
 
 class AlreadyExists(CallerError):
@@ -437,10 +363,8 @@ class MessageNotFound(CallerError, KeyError):
     request: str
     tombstone: bool = False
     status: ClassVar[int] = 404
-
-    def sentence(self) -> str:
-        deleted = ": a tombstone deletes it (tombstones=True finds the tombstone)" if self.tombstone else ""
-        return f"topic {self.topic!r} has no message for {self.request} (404){deleted}"
+    _TEXT = "topic {topic!r} has no message for {request} (404)"
+    _IF: ClassVar = {"tombstone": _TEXT + ": a tombstone deletes it (tombstones=True finds the tombstone)"}
 
     __str__ = Exception.__str__  # KeyError's own shows the repr of the text
 
@@ -453,10 +377,8 @@ class PositionOutOfRange(CallerError):
     position: int
     first: int
     end: int
-    _TEXT = (
-        "{topic}:{partition} has no position {position}: valid are {first} to {end}; a plain number is an offset, a "
-        'time is written as 2025-01-31T12:00:00Z or "2h ago"'
-    )
+    _TEXT = """{topic}:{partition} has no position {position}: valid are {first} to {end}; a plain number is an
+    offset, a time is written as 2025-01-31T12:00:00Z, or as 2h ago"""
 
 
 # --- the peers
@@ -469,11 +391,9 @@ class SessionCloned(PeerError):
     client_id: str
     session: int
     offset: int
-    _TEXT = (
-        "offset {offset} of the coordination log of group {group!r} was written with session "
-        "{session} of client {client_id!r}, but not by this process: this process was forked or its machine was "
-        "cloned; call connect() in every process"
-    )
+    _TEXT = """offset {offset} of the coordination log of group {group!r} was written with session {session} of
+    client {client_id!r}, but not by this process: this process was forked or its machine was cloned; call connect()
+    in every process"""
 
 
 class DuplicateClientId(PeerError):
@@ -483,10 +403,8 @@ class DuplicateClientId(PeerError):
     client_id: str
     session: int
     by_session: int
-    _TEXT = (
-        "client id {client_id!r} of group {group!r} was taken over by session {by_session} "
-        "(fast_reclaim): give every live process its own client_id, or do not use fast_reclaim"
-    )
+    _TEXT = """client id {client_id!r} of group {group!r} was taken over by session {by_session} (fast_reclaim): give
+    every live process its own client_id, or do not use fast_reclaim"""
 
 
 class ModeMismatch(PeerError):
@@ -495,10 +413,8 @@ class ModeMismatch(PeerError):
     group: str
     group_mode: str
     wanted: str
-    _TEXT = (
-        "group {group!r} is {group_mode}, this consumer asks for {wanted}: use "
-        "delivery={group_mode!r}, another group, or change the group's mode while it is paused"
-    )
+    _TEXT = """group {group!r} is {group_mode}, this consumer asks for {wanted}: use delivery={group_mode!r}, another
+    group, or change the group's mode while it is paused"""
 
 
 class GroupDeleted(PeerError):
@@ -546,7 +462,6 @@ class AdminBusy(PeerError):
     left_s: float
     token: int
     own: bool = False
-    retriable: ClassVar[bool] = True
 
     def sentence(self) -> str:
         why = f" ({self.reason})" if self.reason else ""
@@ -601,13 +516,12 @@ FAILED: Final = {
 }
 
 
-class SettingsChanged(PeerError):
+class SettingsChanged(PeerError, retriable=True):
     """Another admin changed the group first; this change was not made (PROTOCOL.md F9.1, F9.4)."""
 
     group: str
     what: str
     by: str
-    retriable: ClassVar[bool] = True
 
     def sentence(self) -> str:
         return (
@@ -622,9 +536,7 @@ class MembersAlive(PeerError):
     group: str
     what: str
     members: tuple[str, ...]
-
-    def sentence(self) -> str:
-        return f"group {self.group!r}: {self.what}: {', '.join(self.members)} gave signs of life"
+    _TEXT = "group {group!r}: {what}: {members} gave signs of life"
 
 
 class WriteFenced(PeerError):
@@ -637,21 +549,16 @@ class WriteFenced(PeerError):
     partition: str
     token: str
     newest: str
-    _TEXT = (
-        "{path} holds rows of {partition} under token {newest}, and this writer's token is {token}: "
-        "another member owns the partition now; drop the batch, because that member has its messages"
-    )
+    _TEXT = """{path} holds rows of {partition} under token {newest}, and this writer's token is {token}: another
+    member owns the partition now; drop the batch, because that member has its messages"""
 
 
-class TableChanged(PeerError):
+class TableChanged(PeerError, retriable=True):
     """Another writer added rows for the same partitions to the table. Nothing was written."""
 
     path: str
-    retriable: ClassVar[bool] = True
-    _TEXT = (
-        "another writer added rows for the same partitions to {path}; this batch wrote nothing: retry it, "
-        "some of its rows may already be there"
-    )
+    _TEXT = """another writer added rows for the same partitions to {path}; this batch wrote nothing: retry it, some
+    of its rows may already be there"""
 
 
 class OffsetsUnclear(PeerError):
@@ -666,14 +573,9 @@ class OffsetsUnclear(PeerError):
     start: int
     to: int
     ranges: int
-
-    def sentence(self) -> str:
-        return (
-            f"{self.path} may or may not have each of the offsets {self.start} to {self.to - 1} of {self.partition}: "
-            f"it keeps {self.ranges} ranges of offsets per partition, and holes in earlier ones are forgotten. Move "
-            f"the group's position past them, or rewind the table to {self.start} or below, which takes their rows "
-            f"out, to write them again"
-        )
+    _TEXT = """{path} may or may not have each of the offsets [{start}, {to}) of {partition}: it keeps {ranges}
+    ranges of offsets per partition, and holes in earlier ones are forgotten. Move the group's position past them, or
+    rewind the table to {start} or below, which takes their rows out, to write them again"""
 
 
 class ClaimLost(PeerError):
@@ -701,7 +603,7 @@ class ClaimLost(PeerError):
         )
 
 
-class AckNotConfirmed(PeerError):
+class AckNotConfirmed(PeerError, retriable=True):
     """The log has not accepted an ack in time. The messages count as done here, and the log may still accept it.
 
     Calling again waits again, unless `over`: then this process will never know, for example because the consumer has
@@ -715,23 +617,16 @@ class AckNotConfirmed(PeerError):
     waited_s: float
     reason: str
     over: bool = False
-    retriable: ClassVar[bool] = True
-
-    def sentence(self) -> str:
-        places = ", ".join(self.places)
-        if self.over:
-            return (
-                f"group {self.group!r}: nobody can tell whether the log has all acks of {places}: {self.reason}; their "
-                f"messages may be delivered again, or not: decide when the next owner has received them, or has not"
-            )
-        return (
-            f"group {self.group!r}: the log has not accepted the acks up to {places} within {self.waited_s:g} s: "
-            f"{self.reason}; the ack may still reach the log, so do not roll back on this: call again until it is "
-            f"known, or keep the effect under a guard (marshal_py.sql), which recognises a repeat"
-        )
+    _IF: ClassVar = {
+        "over": """group {group!r}: nobody can tell whether the log has all acks of {places}: {reason}; their
+        messages may be delivered again, or not: decide when the next owner has received them, or has not"""
+    }
+    _TEXT = """group {group!r}: the log has not accepted the acks up to {places} within {waited_s:g} s: {reason}; the
+    ack may still reach the log, so do not roll back on this: call again until it is known, or keep the effect under
+    a guard (marshal_py.sql), which recognises a repeat"""
 
 
-class PartitionsUnread(PeerError):
+class PartitionsUnread(PeerError, retriable=True):
     """Nobody reads some partitions that a job or a query needs.
 
     A job that ends by itself has read what it could; the group is paused, a topic is gone, or no live member owns the
@@ -742,7 +637,6 @@ class PartitionsUnread(PeerError):
     group: str
     unread: Mapping[str, str]
     planned: bool = False
-    retriable: ClassVar[bool] = True
 
     def sentence(self) -> str:
         if self.planned:
@@ -762,16 +656,15 @@ class PartitionsUnread(PeerError):
         )
 
 
-class IndexBusy(PeerError):
+class IndexBusy(PeerError, retriable=True):
     """Another process was writing the same key index for too long."""
 
     path: str
     waited_s: float
-    retriable: ClassVar[bool] = True
     _TEXT = "another process has been writing the key index {path} for {waited_s:g} s: try again"
 
 
-class AdminGaveUp(PeerError):
+class AdminGaveUp(PeerError, retriable=True):
     """An operation did not complete in time. Its record may still take effect; repeating it is safe.
 
     `waited_s`: 0 if it was interrupted. `pending`: a record of it was sent and may still be accepted. `held_by`: who
@@ -783,7 +676,6 @@ class AdminGaveUp(PeerError):
     waited_s: float
     pending: bool = False
     held_by: tuple[str, ...] | None = None
-    retriable: ClassVar[bool] = True
 
     def sentence(self) -> str:
         if self.held_by is not None:
@@ -798,33 +690,27 @@ class AdminGaveUp(PeerError):
         return f"group {self.group!r}: {self.what} {how}; {after}"
 
 
-class SnapshotNotConfirmed(PeerError):
+class SnapshotNotConfirmed(PeerError, retriable=True):
     """A snapshot was written, and no live consumer of the log confirmed it (PROTOCOL.md N5, N6)."""
 
     log: int
     at: int
     waited_s: float
     sessions: tuple[str, ...]
-    retriable: ClassVar[bool] = True
-
-    def sentence(self) -> str:
-        return (
-            f"the snapshot of coordination partition {self.log} at offset {self.at} was written, but none of its live "
-            f"sessions ({', '.join(self.sessions) or 'nobody'}) confirmed it within {self.waited_s:g} s: if they are "
-            f"dead, evict them or wait until they are evicted, then try again; the unconfirmed snapshot does no harm"
-        )
+    _TEXT = """the snapshot of coordination partition {log} at offset {at} was written, but none of its live sessions
+    ({sessions}) confirmed it within {waited_s:g} s: if they are dead, evict them or wait until they are evicted,
+    then try again; the unconfirmed snapshot does no harm"""
 
 
 # --- the cluster
 
 
-class ClusterUnreachable(ClusterError):
+class ClusterUnreachable(ClusterError, retriable=True):
     """No broker answered in time."""
 
     servers: str
     waiting_for: str
     reason: str
-    retriable: ClassVar[bool] = True
     _TEXT = "no answer from {servers} while waiting for {waiting_for}: {reason}"
 
 
@@ -834,10 +720,8 @@ class AuthenticationFailed(ClusterError):
     servers: str
     principal: str
     reason: str
-    _TEXT = (
-        "{servers} refuses to authenticate {principal}: {reason}; check sasl.mechanism, and sasl.username and "
-        "sasl.password, or what oauth_cb returns"
-    )
+    _TEXT = """{servers} refuses to authenticate {principal}: {reason}; check sasl.mechanism, and sasl.username and
+    sasl.password, or what oauth_cb returns"""
 
 
 class TlsMismatch(ClusterError):
@@ -846,11 +730,8 @@ class TlsMismatch(ClusterError):
     servers: str
     protocol: str
     reason: str
-    _TEXT = (
-        "no connection to {servers} with security.protocol={protocol}: {reason}; check "
-        "security.protocol, the port, ssl.ca.location, and the certificates of both (who signed them, for whom, their "
-        "last day)"
-    )
+    _TEXT = """no connection to {servers} with security.protocol={protocol}: {reason}; check security.protocol, the
+    port, ssl.ca.location, and the certificates of both (who signed them, for whom, their last day)"""
 
 
 class AccessDenied(ClusterError):
@@ -871,11 +752,10 @@ class AccessDenied(ClusterError):
         )
 
 
-class TopicMissing(ClusterError):
+class TopicMissing(ClusterError, retriable=True):
     """A topic to consume or to write does not exist."""
 
     topic: str
-    retriable: ClassVar[bool] = True
     _TEXT = "topic {topic!r} does not exist: create it, or correct its name"
 
 
@@ -899,10 +779,8 @@ class DeserializationFailed(ClusterError):
     offset: int
     field: str
     reason: str
-    _TEXT = (
-        "the {field} of {topic}:{partition}@{offset} cannot be deserialized: {reason}; to read the others, "
-        "iterate over the messages of a batch, or ask a topic without deserializers"
-    )
+    _TEXT = """the {field} of {topic}:{partition}@{offset} cannot be deserialized: {reason}; to read the others,
+    iterate over the messages of a batch, or ask a topic without deserializers"""
 
 
 class PartitionParked(ClusterError):
@@ -967,7 +845,7 @@ class PartitionsParked(ClusterError):
         )
 
 
-class RangeLost(ClusterError):
+class RangeLost(ClusterError, retriable=True):
     """Kafka deleted the beginning of a range after it was planned. The next plan reports it and starts after it."""
 
     topic: str
@@ -975,12 +853,8 @@ class RangeLost(ClusterError):
     start: int
     to: int
     reason: str
-    retriable: ClassVar[bool] = True
-    _TEXT = (
-        "{topic}:{partition} [{start}, {to}) cannot be read any more ({reason}): retention deleted "
-        "records before the job read them; run it again, lengthen retention.ms, or plan smaller "
-        "batches"
-    )
+    _TEXT = """{topic}:{partition} [{start}, {to}) cannot be read any more ({reason}): retention deleted records
+    before the job read them; run it again, lengthen retention.ms, or plan smaller batches"""
 
 
 class TopicRefused(ClusterError):
@@ -1009,10 +883,8 @@ class ForeignTopic(CoordinationError):
 
     topic: str
     partition: str
-    _TEXT = (
-        "topic {topic!r} is no coordination topic: {partition} has messages, and the topic does not begin with "
-        "records of this library; name another topic as the coordination topic, one that nobody writes to"
-    )
+    _TEXT = """topic {topic!r} is no coordination topic: {partition} has messages, and the topic does not begin with
+    records of this library; name another topic as the coordination topic, one that nobody writes to"""
 
 
 class WrongTopicSetting(CoordinationError):
@@ -1032,10 +904,8 @@ class TopicRecreated(CoordinationError):
     log: int
     known: str
     found: str
-    _TEXT = (
-        "coordination partition {log} was recreated or lost records: known {known}, found {found}; "
-        "restart the consumers once the topic is sound"
-    )
+    _TEXT = """coordination partition {log} was recreated or lost records: known {known}, found {found}; restart the
+    consumers once the topic is sound"""
 
 
 class LogGap(CoordinationError):
@@ -1044,10 +914,8 @@ class LogGap(CoordinationError):
     log: int
     expected_offset: int
     found_offset: int
-    _TEXT = (
-        "coordination partition {log} jumps from offset {expected_offset} to {found_offset}: it was "
-        "compacted, written in transactions, or lost records"
-    )
+    _TEXT = """coordination partition {log} jumps from offset {expected_offset} to {found_offset}: it was compacted,
+    written in transactions, or lost records"""
 
 
 class HistoryTruncated(CoordinationError):
@@ -1055,11 +923,9 @@ class HistoryTruncated(CoordinationError):
 
     log: int
     first_offset: int
-    _TEXT = (
-        "coordination partition {log} begins at offset {first_offset}: its history was deleted, and no "
-        "confirmed snapshot replaces it; check retention and cleanup.policy of the topic; "
-        "`marshal log reset` restarts it without the positions that were there"
-    )
+    _TEXT = """coordination partition {log} begins at offset {first_offset}: its history was deleted, and no
+    confirmed snapshot replaces it; check retention and cleanup.policy of the topic; `marshal log reset` restarts it
+    without the positions that were there"""
 
 
 class HistoryRestarted(CoordinationError):
@@ -1068,10 +934,8 @@ class HistoryRestarted(CoordinationError):
     log: int
     offset: int
     at: int
-    _TEXT = (
-        "offset {offset} of coordination partition {log} restarts its history at offset {at}: what this "
-        "process knows of it is void; restart the process"
-    )
+    _TEXT = """offset {offset} of coordination partition {log} restarts its history at offset {at}: what this process
+    knows of it is void; restart the process"""
 
 
 class SnapshotRefused(CoordinationError):
@@ -1080,11 +944,8 @@ class SnapshotRefused(CoordinationError):
     log: int
     at: int
     older: int
-    _TEXT = (
-        "the snapshot of coordination partition {log} at offset {at} differs from what the log folds to "
-        "from the snapshot at {older}: a process with a different fold wrote one of them; keep "
-        "`marshal log dump` as evidence"
-    )
+    _TEXT = """the snapshot of coordination partition {log} at offset {at} differs from what the log folds to from
+    the snapshot at {older}: a process with a different fold wrote one of them; keep `marshal log dump` as evidence"""
 
 
 class Diverged(CoordinationError):
@@ -1102,14 +963,10 @@ class Diverged(CoordinationError):
     again: int
     reason: str
     evidence: str = ""
-
-    def sentence(self) -> str:
-        kept = f"; its state is saved: `marshal explain {self.group} --state {self.evidence}`" if self.evidence else ""
-        return (
-            f"group {self.group!r}: this process's state of coordination partition {self.log} is wrong from offset "
-            f"{self.offset} on ({self.held:016x}, not {self.again:016x}): {self.reason}; the consumer has stopped; "
-            f"keep `marshal log dump` for a bug report, then restart the process{kept}"
-        )
+    _TEXT = """group {group!r}: this process's state of coordination partition {log} is wrong from offset {offset} on
+    ({held:016x}, not {again:016x}): {reason}; the consumer has stopped; keep `marshal log dump` for a bug report,
+    then restart the process"""
+    _IF: ClassVar = {"evidence": _TEXT + "; its state is saved: `marshal explain {group} --state {evidence}`"}
 
     def keep(self, path: str) -> None:
         """Notes the file in which the state was saved."""
@@ -1129,15 +986,10 @@ class ProtocolUnknown(CoordinationError):
     value: object
     offset: int = 0
     outdated: bool = False
-
-    def sentence(self) -> str:
-        way_out = (
-            "keep a `marshal log dump` of the version that wrote it, then use a new coordination topic; consumers "
-            "continue from the offsets mirrored to Kafka (start='committed')"
-            if self.outdated
-            else "upgrade this process"
-        )
-        return (
-            f"offset {self.offset} of coordination partition {self.log} has {self.what} {self.value!r}, which this "
-            f"library cannot read: {way_out}"
-        )
+    _UNREAD = "offset {offset} of coordination partition {log} has {what} {value!r}, which this library cannot read: "
+    _TEXT = _UNREAD + "upgrade this process"
+    _IF: ClassVar = {
+        "outdated": _UNREAD
+        + """keep a `marshal log dump` of the version that wrote it, then use a new coordination topic; consumers
+        continue from the offsets mirrored to Kafka (start='committed')"""
+    }

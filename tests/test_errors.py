@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import pickle
+import re
 from typing import Any, get_type_hints
 
 import pytest
@@ -12,7 +13,6 @@ import pytest
 from marshal_py import errors
 from marshal_py.errors import (
     ClusterError,
-    ConcurrentUse,
     DeserializationFailed,
     Diverged,
     GroupOpaque,
@@ -35,20 +35,23 @@ VALUES: dict[Any, tuple[Any, ...]] = {
 }
 CHOICES: dict[str, tuple[str, ...]] = {  # fields that choose a text
     "outcome": tuple(errors.FAILED),
-    "busy": (ConcurrentUse.FETCHES, ConcurrentUse.ITERATES, ConcurrentUse.CONSUMES),
+    "busy": tuple(errors.BUSY),
     "reason": (*errors.PARKED, "of a newer library"),
 }
 
 
 def tree() -> dict[str, str]:
-    """The parent of each class in the tree at the top of errors.py."""
+    """The parent of each class in the tree at the top of errors.py: branches, below each the names of its leaves."""
     parents, above = {}, {0: "MarshalError"}
+    depth = 0
     for line in (errors.__doc__ or "").splitlines():
         branch, plus, rest = line.partition("+-- ")
         if plus:
-            depth = len(branch) // 4
-            above[depth] = rest.split()[0]
-            parents[above[depth]] = above[depth - 1]
+            depth = len(branch) // 10
+            above[depth + 1] = rest.partition(":")[0]
+            parents[above[depth + 1]] = above[depth]
+        elif re.fullmatch(r"[ |]{10,}[A-Z]\w+(, \w+)*,?", line):
+            parents |= dict.fromkeys(re.findall(r"\w+", line), above[depth + 1])
     return parents
 
 

@@ -164,7 +164,9 @@ def test_at_most_once_a_second_attempt_is_refused(make_topic: MakeTopic, monkeyp
     second = type("Second", (), {"attemptNumber": lambda self: 1})()
     monkeypatch.setattr(TaskContext, "get", classmethod(lambda cls: second))
     assert read(orders, 0, 3).num_rows == 3
-    with pytest.raises(BatchRefused, match=r"\[0, 3\) may be read only once, and this is attempt 2.*maxFailures=1"):
+    with pytest.raises(
+        BatchRefused, match=r"\[0, 3\) may be read only once, and this follows attempt 1 .*maxFailures=1"
+    ):
         read(orders, 0, 3, once="true")
 
 
