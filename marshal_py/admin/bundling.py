@@ -1,4 +1,4 @@
-"""What a bundle for a bug report has besides the records, and what of these it leaves out: `marshal bundle`.
+"""What `marshal log dump --bug-report` writes besides the records, and what of these it leaves out.
 
 Nothing of a message gets in: neither keys nor values are in the log, and the texts of handlers, which may quote them,
 are left out, as is what others wrote into the topic. Of the client's settings only those are shown that can be no

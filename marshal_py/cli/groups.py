@@ -1,4 +1,4 @@
-"""`marshal groups ls / create / update / shrink / rm`: the groups of a coordination topic."""
+"""`marshal groups ls / create / update / rm`: the groups of a coordination topic."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ CREATE_EXAMPLE: Final = output.example(
     "marshal groups create shipping --policy members --max-members 12 --member m1 --member m2 --yes"
 )
 UPDATE_EXAMPLE: Final = output.example("marshal groups update billing --policy greedy --yes")
-SHRINK_EXAMPLE: Final = output.example("marshal groups shrink billing orders --partitions 3 --dry-run")
 RM_EXAMPLE: Final = output.example("marshal groups rm billing --yes")
 
 
@@ -144,6 +143,15 @@ class UpdateOptions(SettingOptions, changes.PauseOptions):
         list[str] | None,
         typer.Option("--drop-member", metavar="NAME", help="Drop a member from the list; the others stay. Repeatable."),
     ] = None
+    shrink: Annotated[
+        str | None,
+        typer.Option(
+            "--shrink",
+            metavar="TOPIC=PARTITIONS",
+            help="How many partitions a topic has that was created again with fewer: the group forgets its positions "
+            "in the others.",
+        ),
+    ] = None
     without_map: Annotated[
         bool, typer.Option("--no-map", help="Delete the mappings: nobody consumes until there are members or mappings.")
     ] = False
@@ -156,9 +164,19 @@ class UpdateOptions(SettingOptions, changes.PauseOptions):
         edits += [without_mappings] if self.without_map else []
         if wanted.keys() == {"mappings"} and not edits:
             return with_mappings(wanted["mappings"])
-        if len(edits) > 1 or (edits and wanted):
-            raise typer.BadParameter("--add-member, --drop-member and --no-map go alone: one command for each change")
+        if len(edits) + (self.shrink is not None) > 1 or ((edits or self.shrink is not None) and wanted):
+            raise typer.BadParameter(f"{ALONE} go alone: one command for each change")
         return edits[0] if edits else None
+
+    def smaller(self) -> tuple[str, int] | None:
+        """Returns the topic of --shrink and how many partitions it has."""
+        if self.shrink is None:
+            return None
+        topic, equals, number = self.shrink.rpartition("=")
+        if not equals or not number.isdigit() or not int(number):
+            raise typer.BadParameter(f"--shrink {self.shrink!r}: expected TOPIC=PARTITIONS")
+        check_topic_name(topic)
+        return topic, int(number)
 
 
 class Created(Struct, frozen=True):
@@ -170,19 +188,11 @@ class Created(Struct, frozen=True):
 
 
 class Updated(Struct, frozen=True):
-    """`changed`: the settings that were given, or whether the members have changed. `offset`: of the record."""
+    """`changed`: the settings that were given, the topic that is smaller, or whether the members have changed.
+    `offset`: of the record."""
 
     group: str
     changed: dict[str, Any] | bool
-    offset: int
-
-
-class Shrunk(Struct, frozen=True):
-    """A topic that is smaller for a group, by the record at `offset`."""
-
-    group: str
-    topic: str
-    partitions: int
     offset: int
 
 
@@ -194,6 +204,7 @@ class Deleted(Struct, frozen=True):
 
 
 EVERYBODY: Final = "none"  # the admin key of a group that whoever may write may administer
+ALONE: Final = "--add-member, --drop-member, --no-map and --shrink"
 ELSEWHERE: Final = {"paused", "parked", "silent"}  # causes that other words of a group's state tell
 
 app: Final = typer.Typer(help="Administer groups.", no_args_is_help=True, rich_markup_mode=None)
@@ -281,24 +292,32 @@ def update(options: UpdateOptions, group: changes.GroupName) -> None:
 
     Another delivery pauses the group during the change and ends its consumers: start them again with the new one.
     Positions stay. Refused if somebody else changes the settings meanwhile. Before --add-member, start a consumer of
-    the member: from then on its partitions belong to it alone.
+    the member: from then on its partitions belong to it alone. --shrink pauses the group, too; a topic that grows needs
+    no command.
     """
     wanted = options.wanted()
-    edit = options.edit(wanted)
-    if edit is None and not wanted:
+    edit, smaller = options.edit(wanted), options.smaller()
+    if edit is None and smaller is None and not wanted:
         raise typer.BadParameter("name what should change: an option of a setting, such as --policy")
     target = options.group(group)
     if edit is not None:
         _change_members(options, group, target, edit)
         return
-    if not options.confirmed(
-        group,
-        lambda: target.impact(lambda context: impact.of_settings(context, wanted, False)),
-        f"Change group {group!r}?",
-    ):
+
+    def look() -> impact.Impact:
+        if smaller is not None:
+            return target.impact_of_shrink(*smaller)
+        return target.impact(lambda context: impact.of_settings(context, wanted, False))
+
+    if not options.confirmed(group, look, f"Change group {group!r}?"):
         return
     options.ask_about_take_over(group, options.take_over)
-    offset = target.set_config(reason=options.reason, **options.pause(), watcher=options.watcher(), **wanted)
+    how: Any = {"reason": options.reason, **options.pause(), "watcher": options.watcher()}
+    if smaller is not None:
+        wanted = dict([smaller])
+        offset = target.shrink(*smaller, **how)
+    else:
+        offset = target.set_config(**how, **wanted)
     options.print_result(Updated(group, wanted, offset), f"group {group!r} is changed")
 
 
@@ -313,35 +332,6 @@ def _change_members(options: UpdateOptions, name: str, target: LiveGroup, edit: 
     done = f"the members of group {name!r} are changed"
     done = done if changed else f"nothing to change: the members of group {name!r} are as wanted already"
     options.print_result(Updated(name, changed, offset), done)
-
-
-@app.command("shrink", epilog=SHRINK_EXAMPLE)
-@command
-@prints(Shrunk)
-def shrink(
-    options: changes.PauseOptions,
-    group: changes.GroupName,
-    topic: Annotated[
-        str, typer.Argument(metavar="TOPIC", callback=check_topic_name, help="The topic that has become smaller.")
-    ],
-    partitions: Annotated[int, typer.Option("--partitions", metavar="N", min=1, help="How many it has now.")],
-) -> None:
-    """Make a topic smaller for a group, after it was created again with fewer partitions.
-
-    The group forgets the positions of the partitions that no longer exist.
-
-    Pauses the group during the change. A topic that grows needs no command: consumers see it.
-    """
-    target = options.group(group)
-    if not options.confirmed(
-        group, lambda: target.impact_of_shrink(topic, partitions), f"Shrink {topic!r} in group {group!r}?"
-    ):
-        return
-    options.ask_about_take_over(group, options.take_over)
-    offset = target.shrink(topic, partitions, reason=options.reason, **options.pause(), watcher=options.watcher())
-    options.print_result(
-        Shrunk(group, topic, partitions, offset), f"{topic!r} has {partitions} partitions in group {group!r}"
-    )
 
 
 @app.command("rm", epilog=RM_EXAMPLE)

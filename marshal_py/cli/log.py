@@ -6,14 +6,17 @@ from __future__ import annotations
 import base64
 import sys
 from collections.abc import Collection, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
 import typer
 from msgspec import Struct
 
-from marshal_py.admin import archive
+from marshal_py.admin import archive, bundling
+from marshal_py.admin.examination import Examination
 from marshal_py.admin.logs import Begun, Logs
+from marshal_py.admin.watch import Watch
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import Time, prints, time_of
 from marshal_py.cli.options import (
@@ -53,10 +56,11 @@ class TailLine(Struct, frozen=True):
 
 
 class Dumped(Struct, frozen=True):
-    """How many records a file holds."""
+    """How many records a file holds, and in how many of them words were left out, for a bug report."""
 
     file: str
     records: int
+    left_out: int = 0
 
 
 class Loaded(Struct, frozen=True):
@@ -150,15 +154,32 @@ def dump(
     ] = None,
     force: Force = False,
     human: Annotated[bool, typer.Option("--human", help="Sentences for people, which cannot be loaded again.")] = False,
+    bug_report: Annotated[
+        bool,
+        typer.Option(
+            "--bug-report", help="With what the doctor finds of GROUP, lag, versions and settings, and without secrets."
+        ),
+    ] = False,
 ) -> None:
     """Write every record as a line of JSON with a checksum; with --json each line has the verdict of the fold, too.
 
     Every command that takes --dump can read such a file, and `log load` loads it. A dump of one group holds the
     group's whole log, because only whole logs can be folded, and log 0, which holds the root.
+
+    The file of --bug-report holds no key and no value of a message. Left out are words of handlers (why they ended a
+    message, and the keys that hold up a `process`), what others wrote into the coordination topic, and every setting
+    that may be secret. It holds names of groups, topics and hosts, client ids, and the reasons that admins gave; also
+    those of other groups in the same log. Look at it with `marshal log tail --dump FILE` before you send it; `marshal
+    doctor --dump FILE` prints what the doctor found.
     """
     if human and (options.as_json or path is not None):
         raise typer.BadParameter("--human goes to stdout, and not together with --json")
     transport = options.transport()
+    if bug_report:
+        if group is None or path is None:
+            raise typer.BadParameter("--bug-report goes with GROUP and --output")
+        _bug_report(options, group, path, force)
+        return
     if group is not None:
         with Observer(transport, options.coordination_topic) as observer:
             observer.fold(group)
@@ -177,6 +198,29 @@ def dump(
             with output.opened(path, force) as file:
                 count = archive.dump(observer, file, group, options.as_json)
             options.print_result(Dumped(str(path), count), f"{count} records in {path}")
+
+
+def _bug_report(options: CommonOptions, group: str, path: Path, force: bool) -> None:
+    settings, transport = options.settings(), options.transport()
+    with Watch(options.observer, group) as watch:
+        watch.refresh()
+        require_group(watch.observer, group)
+        (health,) = watch.groups()
+    asked = Examination(options.coordination_topic, group)
+    checks = list(asked.checks({"bootstrap.servers": settings["bootstrap.servers"]}, lambda: transport))
+    with closing(transport.admin()) as admin:
+        cluster = admin.describe_cluster()
+    with options.observer() as observer:
+        records = observer.records(sorted({0, *observer.logs_of(group)}))
+        left_out = sum(bundling.without_words(observer.root, record) is not record for record in records)
+    about = bundling.about(settings, checks, health, cluster, left_out)
+    with output.opened(path, force) as file, options.observer() as observer:
+        root = observer.root
+        count = archive.dump(
+            observer, file, group, about=about, change=lambda record: bundling.without_words(root, record)
+        )
+    text = f"{count} records in {path}; of {left_out} of them words were left out"
+    options.print_result(Dumped(str(path), count, left_out), text)
 
 
 @app.command("load", epilog=LOAD_EXAMPLE)

@@ -1,9 +1,9 @@
-"""`marshal topics ls / info / create / update / rm / purge`: the topics of a cluster."""
+"""`marshal topics ls / create / update / rm / purge`: the topics of a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Annotated, Final
 
 import typer
@@ -13,15 +13,22 @@ from marshal_py.admin.group import group_names
 from marshal_py.cli import output
 from marshal_py.cli.changes import Yes, ask
 from marshal_py.cli.documents import prints
-from marshal_py.cli.options import CommonOptions, TableOptions, TopicName, command, iso_time, number_or_none
+from marshal_py.cli.options import (
+    CommonOptions,
+    TableOptions,
+    TopicName,
+    check_topic_name,
+    command,
+    iso_time,
+    number_or_none,
+)
 from marshal_py.errors import CoordinationTopicMissing
 from marshal_py.topics import changes
 from marshal_py.topics.changes import info_of
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.ports import ClusterAdmin
 
-LS_EXAMPLE: Final = output.example("marshal topics ls")
-INFO_EXAMPLE: Final = output.example("marshal topics info orders")
+LS_EXAMPLE: Final = output.example("marshal topics ls orders")
 CREATE_EXAMPLE: Final = output.example("marshal topics create orders --partitions 12 --config retention.ms=86400000")
 UPDATE_EXAMPLE: Final = output.example("marshal topics update orders --partitions 24 --config retention.ms=")
 RM_EXAMPLE: Final = output.example("marshal topics rm orders --dry-run")
@@ -91,30 +98,30 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be 
 
 @app.command("ls", epilog=LS_EXAMPLE)
 @command
-@prints(list[NamedTopic])
-def ls(options: TableOptions) -> None:
-    """List the topics that this client may see. Kafka's own, which begin with two underscores, are left out."""
-    admin = options.transport().admin()
-    try:
-        names = sorted(name for name in admin.topics() if not name.startswith("__"))
-        found = [NamedTopic(name, admin.partition_count(name) or 0) for name in names]
-    finally:
-        admin.close()
-    options.show(found, found, NamedTopic.__struct_fields__, NamedTopic.__struct_fields__, structs.astuple)
+@prints(list[NamedTopic], TopicDetails)
+def ls(
+    options: TableOptions,
+    topic: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TOPIC", callback=check_topic_name, help="This one in full; the names of all if left out."
+        ),
+    ] = None,
+) -> None:
+    """List the topics, or show one: partitions with their first and end offsets, leaders and replicas, and settings.
 
-
-@app.command("info", epilog=INFO_EXAMPLE)
-@command
-@prints(TopicDetails)
-def info(options: TableOptions, topic: TopicName) -> None:
-    """Show a topic's partitions with their first and end offsets, leaders and replicas, and its settings."""
+    Kafka's own topics, which begin with two underscores, are left out of the list, and so are those that this client
+    may not see.
+    """
     transport = options.transport()
-    source, admin = Topic(transport, topic), transport.admin()
-    try:
-        found, brokers = source.info(), admin.replicas(topic)
-    finally:
-        source.close()
-        admin.close()
+    with closing(transport.admin()) as admin:
+        if topic is None:
+            names = sorted(name for name in admin.topics() if not name.startswith("__"))
+            topics = [NamedTopic(name, admin.partition_count(name) or 0) for name in names]
+            options.show(topics, topics, NamedTopic.__struct_fields__, NamedTopic.__struct_fields__, structs.astuple)
+            return
+        with closing(Topic(transport, topic)) as source:
+            found, brokers = source.info(), admin.replicas(topic)
     partitions = [
         PartitionPlace(number, *bounds, number_or_none(brokers[number].leader), *brokers[number][1:])
         for number, bounds in found.partitions.items()

@@ -192,7 +192,7 @@ def test_topics_that_are_gone_or_smaller() -> None:
     gone = story.health({"orders": None})["missing topic"]
     assert "2 positions of 'orders', which is gone" in gone
     assert "--to earliest" in gone
-    assert "marshal groups shrink g orders --partitions 3" in story.health({"orders": 3})["smaller topic"]
+    assert "marshal groups update g --shrink orders=3" in story.health({"orders": 3})["smaller topic"]
 
 
 def test_parked_partitions_are_named_with_the_way_out() -> None:

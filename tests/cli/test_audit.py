@@ -56,7 +56,7 @@ CHANGES: dict[str, tuple[list[str], bool]] = {
     "set-position": (["set-position", "GROUP", "orders", "--to", "earliest"], True),
     "groups create": (["groups", "create", "NEW", "--policy", "greedy"], True),
     "groups update": (["groups", "update", "GROUP", "--delivery", "at_most_once"], True),
-    "groups shrink": (["groups", "shrink", "GROUP", "orders", "--partitions", str(PARTITIONS)], True),
+    "groups update --shrink": (["groups", "update", "GROUP", "--shrink", f"orders={PARTITIONS}"], True),
     "groups rm": (["groups", "rm", "GROUP"], True),
     "members step-down": (["members", "step-down", "GROUP", "ghost"], True),
     "groups update --add-member": (["groups", "update", "GROUP", "--add-member", "m3"], True),
@@ -175,7 +175,7 @@ def commands() -> dict[str, Any]:
 
 
 NO_JSON = {"run", "schema"}  # the output of a program, and what is JSON anyway
-COMMANDS_MAX = 46  # what `marshal --help` and those of its groups list
+COMMANDS_MAX = 40  # what `marshal --help` and those of its groups list
 
 
 def test_there_are_few_commands() -> None:
@@ -215,7 +215,7 @@ def test_a_command_that_changes_something(
         where, arguments = group, [*words[:-1], group]
     if name == "resume":
         assert shell.run("pause", group, "--yes", "--reason", WHY).exit_code == 0
-    if name == "groups shrink":
+    if name == "groups update --shrink":
         grow(shell, writer, marshal, group)
     before = len(judged(shell, where))
 
@@ -279,14 +279,14 @@ def test_a_shrink_that_kafka_would_undo_is_refused(
     grow(shell, writer, marshal, group)
     larger = shell.run("set-position", group, "orders", "--to", "earliest", "--yes")
     assert larger.exit_code == 1
-    assert "marshal groups shrink" in larger.stderr, "the way out is named"
-    refused = shell.run("groups", "shrink", group, "orders", "--partitions", "1", "--yes")
+    assert "--shrink orders=" in larger.stderr, "the way out is named"
+    refused = shell.run("groups", "update", group, "--shrink", "orders=1", "--yes")
     assert refused.exit_code == 1
     assert "has 3 in Kafka" in refused.stderr
-    foreseen = shell.run("groups", "shrink", group, "orders", "--partitions", "1", "--dry-run")
+    foreseen = shell.run("groups", "update", group, "--shrink", "orders=1", "--dry-run")
     assert "As things are it would be refused: partitions=1 is not allowed" in foreseen.stdout
-    assert shell.run("groups", "shrink", group, "orders", "--partitions", "9", "--yes").exit_code == 1
-    assert shell.json("groups", "shrink", group, "orders", "--partitions", "3", "--yes")["partitions"] == 3
+    assert shell.run("groups", "update", group, "--shrink", "orders=9", "--yes").exit_code == 1
+    assert shell.json("groups", "update", group, "--shrink", "orders=3", "--yes")["changed"] == {"orders": 3}
     assert shell.json("set-position", group, "orders", "--to", "earliest", "--yes")["outcome"] == "moved"
 
 

@@ -312,7 +312,7 @@ FORMATS = [
     (["state", "--members"], "group"),
     (["groups", "ls"], "group"),
     (["topics", "ls"], "topic"),
-    (["topics", "info", "orders"], "partition"),
+    (["topics", "ls", "orders"], "partition"),
     (["doctor", "billing"], "name"),
 ]
 
@@ -362,7 +362,7 @@ def test_a_dry_run_names_the_change_and_the_groups(monkeypatch: pytest.MonkeyPat
         assert "  partitions: 3\n  offsets: 0\ngroups that consume it: billing" in shown
         asked = memory.run("topics", "rm", "orders", stdin=b"n\n")
         assert (asked.exit_code, "billing" in asked.stderr) == (1, True)
-        first = memory.json("topics", "info", "orders")["partitions"][0]
+        first = memory.json("topics", "ls", "orders")["partitions"][0]
         assert (first["leader"], first["replicas"], first["isr"]) == (0, [0], [0])
 
 

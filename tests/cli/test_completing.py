@@ -60,7 +60,7 @@ def ask(shell: Shell, *words: str, answer_s: float = DEADLINE_S) -> list[str]:
         (("state", "bil"), ["billing"]),
         (("state", "nobody"), []),
         (("consume", "orders", "--group", "b"), ["billing"]),
-        (("topics", "info", "o"), ["orders"]),
+        (("topics", "ls", "o"), ["orders"]),
         (("set-position", "billing", "o"), ["orders"]),
         (("log", "tail", "--coordination-topic", "missing", "b"), []),
     ],

@@ -188,8 +188,8 @@ def test_topics_are_listed_shown_and_purged(shell: Shell, broker: Broker) -> Non
     assert {"topic": "purged", "partitions": 2} in shell.json("topics", "ls")
     assert "__marshal" not in shell.run("topics", "ls").stdout
     where = {"leader": 1, "replicas": [1], "isr": [1]}
-    assert shell.json("topics", "info", "purged")["partitions"][1] == {"partition": 1, "first": 0, "end": 3, **where}
-    assert "2 partitions, 3 offsets" in shell.run("topics", "info", "purged").stdout
+    assert shell.json("topics", "ls", "purged")["partitions"][1] == {"partition": 1, "first": 0, "end": 3, **where}
+    assert "2 partitions, 3 offsets" in shell.run("topics", "ls", "purged").stdout
     planned = shell.json("topics", "purge", "purged", "--keep", "1", "--dry-run")
     assert planned["partitions"][1] == {"partition": 1, "before": 0, "after": 2, "end": 3}
     asked = shell.run("topics", "purge", "purged", "--keep", "1", stdin=b"n\n")

@@ -41,7 +41,7 @@ def test_the_help_imports_no_command() -> None:
 def test_a_command_imports_no_other() -> None:
     modules, _ = imported("pause", "--help")
     assert "marshal_py.cli.pause" in modules.split()
-    assert {"marshal_py.cli.state", "marshal_py.cli.get", "marshal_py.cli.spark"}.isdisjoint(modules.split())
+    assert {"marshal_py.cli.state", "marshal_py.cli.get"}.isdisjoint(modules.split())
 
 
 def test_the_exporter_does_without_the_client() -> None:

@@ -40,7 +40,7 @@ GROUP = [
             ("set-position", "biling", "orders", "--to", "earliest"),
             ("groups", "update", "biling", "--policy", "greedy"),
             ("groups", "rm", "biling"),
-            ("groups", "shrink", "biling", "orders", "--partitions", "1"),
+            ("groups", "update", "biling", "--shrink", "orders=1"),
             ("evict", "biling", "7"),
             ("members", "step-down", "biling", "7"),
         )
@@ -53,7 +53,7 @@ TOPIC = [
     ("set-position", "billing", "ordrs", "--to", "earliest", "--yes"),
     ("set-position", "billing", "ordrs", "--to", "earliest", "--dry-run"),
     ("set-position", "billing", "ordrs:0", "--to", "earliest", "--yes"),
-    ("groups", "shrink", "billing", "ordrs", "--partitions", "1", "--yes"),
+    ("groups", "update", "billing", "--shrink", "ordrs=1", "--yes"),
 ]
 PARTITION = [
     ("explain", "billing", "orders:9"),
@@ -99,10 +99,9 @@ def test_a_start_that_cannot_be_is_told_before_a_cluster_is_waited_for(start: st
         ("produce",),
         ("dead-letters",),
         ("get",),
-        ("topics", "info"),
+        ("topics", "ls"),
         ("topics", "purge", "--keep", "1"),
         ("topics", "rm", "--yes"),
-        ("groups", "shrink", "billing", "--partitions", "1"),
         ("doctor", "billing", "--topic"),
     ],
     ids=" ".join,
@@ -257,7 +256,7 @@ def test_follow_waits_for_a_group_that_is_yet_to_come(shell: Shell, command: tup
         ("set-position", "billing", "orders", "--to", "earliest"),
         ("groups", "create", "new"),
         ("groups", "update", "billing", "--delivery", "at_most_once"),
-        ("groups", "shrink", "billing", "orders", "--partitions", "1"),
+        ("groups", "update", "billing", "--shrink", "orders=1"),
         ("groups", "rm", "billing"),
     ],
     ids=" ".join,

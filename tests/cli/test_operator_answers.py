@@ -45,7 +45,7 @@ def test_a_move_and_a_question_about_a_deleted_group_say_that_it_is_deleted(desk
     cluster._run(lambda: cluster.group(GROUP).delete())
     for command in (
         ("set-position", GROUP, TOPIC, "--to", "earliest", "--yes"),
-        ("groups", "shrink", GROUP, TOPIC, "--partitions", "1", "--yes"),
+        ("groups", "update", GROUP, "--shrink", f"{TOPIC}=1", "--yes"),
         ("explain", GROUP, f"{TOPIC}:0"),
     ):
         answer = desk.run(*command)

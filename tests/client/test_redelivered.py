@@ -13,7 +13,7 @@ from tests.support.client_fixtures import MemoryTestCluster, collect, joined, ow
 
 
 def test_a_release_reports_what_comes_again(memory: MemoryTestCluster) -> None:
-    """A consumer stops with messages in flight: the same figure that `marshal spark report` shows."""
+    """A consumer stops with messages in flight: the same figure that `report` on Spark shows."""
     topic, group = memory.topic(2), memory.group()
     memory.fill(topic, 0, 10)
     memory.fill(topic, 1, 5)

@@ -294,7 +294,7 @@ def test_what_an_operator_sees_and_does(case: TopicCase) -> None:
         assert f"it is parked: {REASON}" in story
         advisories = case.commands.run("advisories", case.group, "--kind", "parked").stdout
         assert advisories.count(REASON) >= PARTITIONS
-        refused = case.commands.run("groups", "shrink", case.group, case.topic, "--partitions", "1", "--yes")
+        refused = case.commands.run("groups", "update", case.group, "--shrink", f"{case.topic}=1", "--yes")
         assert refused.returncode == 1
         assert command in refused.stderr
 

@@ -1,29 +1,21 @@
-"""Reports: their answers against the rows of a fold in one process, and the commands `marshal spark ...`."""
+"""Reports: their answers against the rows of a fold in one process."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from typer.testing import Result
 
-from marshal_py.cli import spark as commands
 from marshal_py.errors import InvalidOption
 from marshal_py.spark import report, views
 from marshal_py.spark.reports import QUESTIONS
-from tests.spark.test_log_tables import PARTITIONS, ROWS, live, write_dump
-from tests.support.command_line import invoke
+from tests.spark.test_log_tables import PARTITIONS, ROWS, write_dump
 from tests.support.logs import folded, groups_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["live"]  # a fixture of another file
 
 NOON = datetime(2025, 11, 21, 7, 0, tzinfo=UTC)
 TABLES = folded(ROWS, PARTITIONS)
@@ -187,75 +179,3 @@ def test_bad_questions_are_named(spark: SparkSession) -> None:
         report(spark, {"path": "x"}, ["owners"])
     with pytest.raises(InvalidOption, match="with a column `table`"):
         views(spark.range(1))
-
-
-# --- the commands
-
-
-@pytest.fixture
-def run(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Runs commands in this process, on the session of all tests, which they must not stop."""
-    monkeypatch.setattr(type(spark), "stop", lambda self: None)
-    return lambda *words: invoke(["spark", *words])
-
-
-def test_the_example_of_the_help_text(
-    run: Callable[..., Result], live: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", live["bootstrap.servers"])
-    words = commands.REPORT_EXAMPLE.splitlines()[-1].split()[2:]  # without `marshal spark`
-    asked = run(*words, "--coordination-topic", live["coordination_topic"])
-    assert asked.exit_code == 0, asked.output
-    found = json.loads(asked.stdout)
-    assert list(found) == ["take_overs", "lag"]
-    assert found["lag"][0]["hour"].endswith(":00:00.000+00:00")
-
-
-def test_a_report_for_people(run: Callable[..., Result], dump: str) -> None:
-    result = run(
-        "report",
-        "--path",
-        dump,
-        "--at",
-        "2025-11-21T07:00",
-        "--only",
-        "owners",
-        "--only",
-        "moves",
-        "--group",
-        groups_of(0, PARTITIONS)[0],
-    )
-    assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[0] == QUESTIONS["owners"].title
-    assert QUESTIONS["moves"].title in result.stdout
-    whole = run("report", "--path", dump, "--only", "pauses")
-    assert f"and {len(TABLES['pauses']) - commands.ROWS_MAX} more; --json has all" in whole.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["report"], 2, "name the cluster by --bootstrap-servers"),
-        (["report", "--path", "x", "--at", "noon"], 2, "--at 'noon' is no ISO-8601 time"),
-        (["report", "--path", "x", "--only", "why"], 1, "marshal: questions='why' is not allowed: of owners"),
-        (
-            ["report", "--path", "/nowhere"],
-            1,
-            "marshal: --path '/nowhere' is not allowed: a file that `marshal log dump`",
-        ),
-        (
-            ["report", "--path", "DUMP", "--since", "once"],
-            1,
-            "marshal: --since 'once' is not allowed: an offset or an ISO",
-        ),
-        (["report", "--path", "CUT"], 1, "marshal: coordination partition 1 begins at offset 40"),
-    ],
-)
-def test_wrong_usage_and_failures_are_one_line(
-    run: Callable[..., Result], dump: str, tmp_path: Path, words: list[str], code: int, message: str
-) -> None:
-    cut = write_dump(tmp_path / "cut.dump", [row for row in ROWS if row[0] != 1 or row[1] >= 40])
-    result = run(*({"DUMP": dump, "CUT": cut}.get(word, word) for word in words))
-    assert result.exit_code == code, result.output
-    assert message in " ".join(result.stderr.split())
-    assert code == 2 or len(result.stderr.splitlines()) == 1

@@ -338,8 +338,7 @@ class PositionResolver:
                 raise GroupMissing(
                     runner.context.name,
                     f"knows more partitions of {topic!r} than the {info.partitions} "
-                    f"that Kafka has: marshal groups shrink {runner.context.name} {topic} --partitions "
-                    f"{info.partitions}",
+                    f"that Kafka has: marshal groups update {runner.context.name} --shrink {topic}={info.partitions}",
                 )
         if target.of_the_past:
             # A shift starts from a position of the topic that is gone, and committed offsets are such positions.

@@ -352,7 +352,7 @@ def _smaller(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Ch
                 "smaller topic",
                 "warn",
                 f"{group.name!r} knows {known.count} partitions of {topic!r}, Kafka has {count}",
-                f"marshal groups shrink {group.name} {topic} --partitions {count}",
+                f"marshal groups update {group.name} --shrink {topic}={count}",
             )
 
 
