@@ -35,10 +35,10 @@ DUMP = "billing.dump"  # what examples write and read
 
 @pytest.fixture
 def path_with_marshal(tmp_path: Path) -> str:
-    script = tmp_path / "marshal"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m marshal_py.cli "$@"\n', encoding="utf-8")
-    script.chmod(0o755)
-    (tmp_path / "python").symlink_to(sys.executable)
+    for name, module in (("marshal", "-m marshal_py.cli "), ("python", "")):
+        script = tmp_path / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module}"$@"\n', encoding="utf-8")
+        script.chmod(0o755)
     return f"{tmp_path}:/usr/bin:/bin"
 
 
