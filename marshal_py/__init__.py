@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
     from marshal_py.protocol.wire.identity import Token, TopicPartition
     from marshal_py.topics.keys import SubjectKey, subject_key
-    from marshal_py.topics.request import GetRequest
-    from marshal_py.topics.stored import StoredMessage
+    from marshal_py.topics.request import GetRequest, StoredMessage
     from marshal_py.topics.topic import Topic
 
 __version__ = "1.0.0rc1"
@@ -69,7 +68,7 @@ _FILES: Final = {
     "Process": "marshal_py.client.process.process",
     "Reject": "marshal_py.client.process.processing",
     "Retry": "marshal_py.client.process.processing",
-    "StoredMessage": "marshal_py.topics.stored",
+    "StoredMessage": "marshal_py.topics.request",
     "SubjectKey": "marshal_py.topics.keys",
     "Token": "marshal_py.protocol.wire.identity",
     "Topic": "marshal_py.topics.topic",

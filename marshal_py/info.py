@@ -19,7 +19,7 @@ from marshal_py.admin.views.group_info import (
 from marshal_py.client.process.worker_processes import PlainMessage
 from marshal_py.client.values.info import ClaimInfo, ConsumerInfo, LaneInfo, ProcessStats
 from marshal_py.topics.changes import TopicInfo
-from marshal_py.topics.stored import EndOfBatch, StoredBatch
+from marshal_py.topics.request import EndOfBatch, StoredBatch
 from marshal_py.transport.ports import BrokerInfo
 
 __all__ = [

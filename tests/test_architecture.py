@@ -98,8 +98,7 @@ PRIVATE_STILL = {
     },
     "marshal_py/client/consuming.py": {"_confirmations", "_delivers"},
     "marshal_py/client/signals.py": {"_ending"},
-    "marshal_py/testing/clock.py": {"_context", "_loop"},
-    "marshal_py/testing/cluster.py": {"_confirmations", "_consumer", "_context", "_driver", "_joining"},
+    "marshal_py/testing/cluster.py": {"_confirmations", "_consumer", "_context", "_driver", "_joining", "_loop"},
     "marshal_py/testing/messages.py": {"_delivered", "_raw"},
 }
 # (spread) Classes in two files. The parts of a member know its state and not the member, which knows its parts.

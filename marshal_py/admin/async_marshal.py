@@ -25,8 +25,7 @@ from marshal_py.client.metrics import Metrics
 from marshal_py.client.values.options import ConsumerKeywords, ConsumerOptions, explicit, parameters_of
 from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.topics.keys import Key
-from marshal_py.topics.request import GetRequest
-from marshal_py.topics.stored import StoredBatch, StoredMessage
+from marshal_py.topics.request import GetRequest, StoredBatch, StoredMessage
 from marshal_py.topics.topic import FOLLOW_PAGE, FOLLOW_S, Topic
 from marshal_py.transport import option_names
 from marshal_py.transport.serialization import Deserializer, K, V

@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 
 from marshal_py.client.messages.answers import HEADERS
 from marshal_py.errors import InvalidOption, MessageNotFound
-from marshal_py.topics.request import GetRequest
-from marshal_py.topics.stored import StoredMessage
+from marshal_py.topics.request import GetRequest, StoredMessage
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.ports import Transport
 from marshal_py.transport.producer import TransactionalWriter

@@ -1,31 +1,77 @@
 """Examines a cluster, the coordination topic, a client's rights and the groups, for `marshal doctor`. Reads only.
 
 It does not try to write, because every record of the topic belongs to a group. It asks the brokers what they would
-allow instead.
+allow instead. The rights that it expects are minimal: tests/kafka/test_access.py runs each role with exactly these, and
+with each one left out. In Kafka, Read, Write and Delete imply `Describe`, so `Describe` is named only where none of
+these three is needed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from marshal_py.admin import permissions
 from marshal_py.admin.views import diagnosis
 from marshal_py.admin.views.diagnosis import Study
 from marshal_py.admin.views.group_info import Check
-from marshal_py.admin.views.suggestions import NOBODY, suggestion
 from marshal_py.admin.watch import Watch
 from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMissing
-from marshal_py.log import foreign_topics
+from marshal_py.log import replay
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_admin import KafkaAdmin
+from marshal_py.transport.option_names import NOBODY, suggestion
 from marshal_py.transport.ports import ALL_CAPABILITIES
 from marshal_py.transport.settings import UNKNOWN_PRINCIPAL, principal_of
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, KEEP_FOREVER, SAFE_BROKERS, grow_command
+
+CONSUMER: Final = "consumer"
+ADMIN: Final = "admin"
+OBSERVER: Final = "observer"
+ROLES: Final = (CONSUMER, ADMIN, OBSERVER)
+
+
+class Right(NamedTuple):
+    """Names operations that a client may do on one topic or group. They have the names that Kafka's ACLs use."""
+
+    kind: str  # topic, group
+    name: str
+    operations: tuple[str, ...]
+
+
+def rights_of(role: str, coordination_topic: str, groups: Iterable[str], topics: Iterable[str]) -> list[Right]:
+    """Returns the rights that a role (one of ROLES) needs for these groups and the topics that they consume."""
+    data, committed = "Describe", ""
+    log: tuple[str, ...] = ("Read",)
+    if role == CONSUMER:
+        log, data, committed = ("Read", "Write", "DescribeConfigs"), "Read", "Read"
+    elif role == ADMIN:
+        log, committed = ("Read", "Write", "Delete"), "Describe"
+    found = [Right("topic", coordination_topic, log)]
+    found += [Right("topic", topic, (data,)) for topic in sorted(topics)]
+    return found + [Right("group", group, (committed,)) for group in sorted(groups) if committed]
+
+
+def missing(needed: Sequence[Right], allowed: Callable[[str, str], frozenset[str]]) -> list[Right]:
+    """Returns the rights of `needed` with the operations that `allowed(kind, name)` lacks on that topic or group."""
+    lacking = [
+        Right(one.kind, one.name, tuple(o for o in one.operations if o not in allowed(one.kind, one.name)))
+        for one in needed
+    ]
+    return [one for one in lacking if one.operations]
+
+
+def grant(right: Right, principal: str, servers: str) -> str:
+    """Returns the shell command that gives the right to `principal`. `servers`: the bootstrap servers."""
+    operations = " ".join(f"--operation {operation}" for operation in right.operations)
+    return (
+        f"kafka-acls.sh --bootstrap-server {servers} --add --allow-principal {principal} {operations} "
+        f"--{right.kind} {right.name}"
+    )
+
 
 SETTINGS_OF_CLUSTERS: Final = ("replication factor", "min.insync.replicas", "unclean.leader.election.enable")
 RECORD_BYTES_MIN: Final = 1_048_588  # Kafka's own default: a heartbeat of 10,000 claims and a large move fit
@@ -52,7 +98,7 @@ class Examination:
         right that is lacking is a failure, and a group or topic that is not there, or a group that stands still, is
         none."""
         self.topic, self.group = topic, group
-        self.roles, self.strict = list(roles or permissions.ROLES), strict
+        self.roles, self.strict = list(roles or ROLES), strict
         self.asked: list[str] = list(topics)
         self.topics: set[str] = set(topics)
 
@@ -195,8 +241,8 @@ class Examination:
                 return frozenset()
 
         for role in self.roles:
-            needed = permissions.rights_of(role, self.topic, [self.group] if self.group else [], self.topics)
-            lacking = [one for one in permissions.missing(needed, allowed) if one.name not in absent]
+            needed = rights_of(role, self.topic, [self.group] if self.group else [], self.topics)
+            lacking = [one for one in missing(needed, allowed) if one.name not in absent]
             if not lacking:
                 where = f" of group {self.group!r}" if self.group else ""
                 unsure = f"; nobody can say for {', '.join(sorted(absent))}, missing yet" if absent else ""
@@ -207,7 +253,7 @@ class Examination:
                     f"rights: {role}",
                     "fail" if self.strict else "warn",
                     f"{who} lacks {', '.join(one.operations)} on {one.kind} {one.name}",
-                    permissions.grant(one, principal, address),
+                    grant(one, principal, address),
                 )
 
 
@@ -266,7 +312,7 @@ def _settings(transport: KafkaTransport, admin: KafkaAdmin, topic: str, brokers:
     if wrong:  # the commands that correct them would change somebody else's topic
         log = transport.log(topic, f"doctor-{transport.name}", writes=False)
         try:
-            foreign_topics.check(admin, log, topic)
+            replay.refuse_foreign(admin, log, topic)
         finally:
             log.close(0.0)
     values = admin.settings(topic)

@@ -16,15 +16,13 @@ from typing import Any, Final, NamedTuple
 from marshal_py.admin.plans import change
 from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan, Edit, ShrinkPlan
 from marshal_py.admin.plans.impact import Impact, Row, check_pause, of_shrink, owners_of, parked_of, preview, rows_of
-from marshal_py.admin.plans.operation import Author, GroupContext, Terms
+from marshal_py.admin.plans.operation import Author, GroupContext, OperationRunner, Terms, Watcher
 from marshal_py.admin.plans.pause import PausePlan, ResumePlan
 from marshal_py.admin.plans.position import PositionPlan, PositionResolver, Target, check_size, target_of
-from marshal_py.admin.plans.runner import OperationRunner, Watcher
 from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan, find_session
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.group_info import GroupInfo, MemberInfo, PinInfo
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_smaller
-from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.client.values.options import CONNECT_TIMEOUT_S, Wanted
 from marshal_py.errors import (
     AdminBusy,
@@ -41,6 +39,7 @@ from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.signatures import SigningKey
 from marshal_py.transport.clock import SystemClock
+from marshal_py.transport.option_names import suggestion
 from marshal_py.transport.ports import Transport
 
 TIMEOUT_S: Final = CONNECT_TIMEOUT_S

@@ -19,8 +19,7 @@ from typing import Final, NamedTuple
 from marshal_py.admin.views import diagnosis, health, overview
 from marshal_py.admin.views.diagnosis import Slow
 from marshal_py.admin.views.group_info import Check, GroupHealth, GroupState, GroupSummary, MemberInfo, PartitionHealth
-from marshal_py.admin.views.health import DataFacts, Tally
-from marshal_py.admin.views.looking import Looking
+from marshal_py.admin.views.health import DataFacts, Looking, Tally
 from marshal_py.admin.views.overview import SKEW_MS
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.errors import AccessDenied, ClusterUnreachable, MarshalError, RangeLost

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 from msgspec import Struct, convert
 
-from marshal_py.admin import permissions
+from marshal_py.admin import examination
 from marshal_py.admin.examination import Examination
 from marshal_py.admin.views.group_info import Check
 from marshal_py.cli import output
@@ -59,20 +59,20 @@ def doctor(
     """
     if options.dump is not None and (group or topics or role):
         raise typer.BadParameter("a dump says nothing about rights: --dump goes without GROUP, --topic and --as")
-    if role is not None and role not in permissions.ROLES:
-        raise typer.BadParameter("--as takes " + ", ".join(permissions.ROLES))
+    if role is not None and role not in examination.ROLES:
+        raise typer.BadParameter("--as takes " + ", ".join(examination.ROLES))
     if fail_on not in ("fail", "warn"):
         raise typer.BadParameter("--fail-on takes fail or warn")
     checks = []
-    examination = Examination(
+    asked = Examination(
         options.coordination_topic, group, topics or [], [role] if role else [], strict=role is not None
     )
     if options.dump is not None and (known := about(options.dump)):  # a bundle
         found = iter(convert(known["checks"], list[Check]))
     elif options.dump is not None:
-        found = examination.of_dump(options.observer)
+        found = asked.of_dump(options.observer)
     else:
-        found = examination.checks(options.settings(), options.transport)
+        found = asked.checks(options.settings(), options.transport)
     for check in found:
         checks.append(check)
         if options.for_people:

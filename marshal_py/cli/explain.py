@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final
 import typer
 from msgspec import Struct, structs
 
-from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import Time, prints, time_of, with_fields
 from marshal_py.cli.options import ReadOptions, ReadTableOptions, command, number_or_none, require_group
@@ -24,6 +23,7 @@ from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import records as parking
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.transport.option_names import suggestion
 from marshal_py.transport.ports import LogRecord
 
 EXAMPLE: Final = output.example("marshal explain billing orders:0 --json")

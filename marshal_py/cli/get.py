@@ -19,8 +19,7 @@ from marshal_py.cli.index import require_index
 from marshal_py.cli.options import TopicName, command, iso_time
 from marshal_py.cli.scan_bar import ScanBar
 from marshal_py.topics.keys import ALL, PARTITIONERS
-from marshal_py.topics.request import GetRequest
-from marshal_py.topics.stored import EndOfBatch, StoredMessage
+from marshal_py.topics.request import EndOfBatch, GetRequest, StoredMessage
 from marshal_py.topics.topic import Topic
 
 EXAMPLE: Final = output.example("marshal get users --multi-last '1234.>' --up-to-time 2026-01-31T12:00:00Z")

@@ -17,7 +17,7 @@ import msgspec
 
 from marshal_py.cli import output
 from marshal_py.client.messages.message import Message
-from marshal_py.topics.stored import StoredMessage
+from marshal_py.topics.request import StoredMessage
 
 Headers = list[tuple[str, bytes | None]]
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 import typer
 from msgspec import Struct
 
-from marshal_py.admin import archive, bundling
+from marshal_py.admin import archive
 from marshal_py.admin.examination import Examination
 from marshal_py.admin.logs import Begun, Logs
 from marshal_py.admin.watch import Watch
@@ -212,12 +212,12 @@ def _bug_report(options: CommonOptions, group: str, path: Path, force: bool) -> 
         cluster = admin.describe_cluster()
     with options.observer() as observer:
         records = observer.records(sorted({0, *observer.logs_of(group)}))
-        left_out = sum(bundling.without_words(observer.root, record) is not record for record in records)
-    about = bundling.about(settings, checks, health, cluster, left_out)
+        left_out = sum(archive.without_words(observer.root, record) is not record for record in records)
+    about = archive.about(settings, checks, health, cluster, left_out)
     with output.opened(path, force) as file, options.observer() as observer:
         root = observer.root
         count = archive.dump(
-            observer, file, group, about=about, change=lambda record: bundling.without_words(root, record)
+            observer, file, group, about=about, change=lambda record: archive.without_words(root, record)
         )
     text = f"{count} records in {path}; of {left_out} of them words were left out"
     options.print_result(Dumped(str(path), count, left_out), text)

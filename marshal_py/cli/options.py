@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_t
 import typer
 from typer.models import OptionInfo
 
-from marshal_py.admin.views.suggestions import NOBODY as NOBODY
-from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.cli import output
 from marshal_py.cli.documents import time_of
 from marshal_py.client.values.options import CONNECT_TIMEOUT_S, COORDINATION_TOPIC, check_topics
@@ -30,6 +28,8 @@ from marshal_py.protocol.wire.identity import NONE, check_topic
 from marshal_py.transport.dump import Header, memory_transport
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.option_names import NOBODY as NOBODY
+from marshal_py.transport.option_names import suggestion
 
 if TYPE_CHECKING:
     from marshal_py.admin.group import Group

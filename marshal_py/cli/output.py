@@ -137,7 +137,7 @@ def until_interrupted(goes_on: bool = True) -> Iterator[Callable[[], bool]]:
     if not goes_on:
         yield lambda: False
         return
-    from marshal_py.admin.plans import runner
+    from marshal_py.admin.plans import operation
 
     never = float("inf")
     first_s = never
@@ -145,7 +145,7 @@ def until_interrupted(goes_on: bool = True) -> Iterator[Callable[[], bool]]:
     def interrupt(_number: int, _frame: object) -> None:
         nonlocal first_s
         now_s = time.monotonic()
-        same = first_s != never and now_s - first_s < runner.SAME_S
+        same = first_s != never and now_s - first_s < operation.SAME_S
         first_s = min(first_s, now_s)
         if not same:
             raise KeyboardInterrupt

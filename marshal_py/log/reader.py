@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, TopicRecreated
-from marshal_py.log import foreign_topics, replay
+from marshal_py.log import replay
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import codec
@@ -74,7 +74,7 @@ class LogReader:
         if self.root is None:
             bounds = self.bounds([0])[0]
             if not replay.is_short(bounds):  # else it is folded just as fast
-                foreign_topics.check(self.admin, self.log, self.topic)
+                replay.refuse_foreign(self.admin, self.log, self.topic)
             if bounds.first:
                 self.root = replay.open_world(self.log, 0, None, bounds).genesis
                 assert self.root is not None  # a snapshot names it
@@ -82,7 +82,7 @@ class LogReader:
             else:
                 self.root = self._first_genesis(bounds.end)
             if self.root is None:
-                foreign_topics.check(self.admin, self.log, self.topic)
+                replay.refuse_foreign(self.admin, self.log, self.topic)
             elif self.root.partitions > self.count:
                 raise TopicRecreated(0, f"{self.root.partitions} partitions", str(self.count))
         return self.root

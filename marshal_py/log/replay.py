@@ -4,6 +4,10 @@ It looks for snapshots backwards from the log's end, in windows that grow. So a 
 since the newest snapshot, not as much as has ever happened. Tools that show the past continue from one snapshot to the
 next older one, as far as they need (`bases`). It only reads.
 
+Who writes to a log, or advises to change its topic, asks first whether it is one (`refuse_foreign`): a name given by
+mistake may be that of a topic with the messages of somebody else. A coordination topic is known by its first records. A
+topic without records may become one.
+
 In all functions `number` is the log's number, `bounds` its first and end offset, and `root` the Genesis that counts for
 all logs; None for log 0, which holds it.
 """
@@ -14,13 +18,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from marshal_py.errors import ClusterUnreachable, HistoryTruncated
+from marshal_py.errors import ClusterUnreachable, ForeignTopic, HistoryTruncated
 from marshal_py.protocol.fold import rationalizer, snapshot
 from marshal_py.protocol.fold.snapshot import Key, SnapshotStore, Stored
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import Genesis
-from marshal_py.transport.ports import Bounds, CoordinationLog, LogRecord
+from marshal_py.transport.ports import Bounds, ClusterAdmin, CoordinationLog, LogRecord
 
 COLD_FOLD_RECORDS: Final = 8_192  # so many fold in less than 100 ms: looking for a snapshot would hardly be faster
 WINDOW_RECORDS: Final = 4_096  # in the first window; the next windows are each WINDOW_GROWTH times as wide
@@ -251,3 +256,35 @@ def _snapshots(incarnation: bytes | None, values: Iterable[Placed]) -> SnapshotS
         if record is not None:
             store.take(record, offset)
     return store
+
+
+SAMPLE_RECORDS: Final = 1_000  # garbage in front of the first record (E1) is seldom that much
+SAMPLE_SILENCE_S: Final = 5.0  # between two of them: offsets at the end may hold no record, and nothing comes for them
+
+
+def refuse_foreign(admin: ClusterAdmin, log: CoordinationLog, topic: str) -> None:
+    """Raises ForeignTopic if none of the first records of `topic` is ours. `log`: reads it; log 0 unless its records
+    are gone."""
+    tps = [TopicPartition(topic, number) for number in range(admin.partition_count(topic) or 0)]
+    for left in reversed(range(ATTEMPTS)):
+        found = {tp: bounds for tp, bounds in admin.bounds(tps).items() if bounds.first < bounds.end} if tps else {}
+        try:
+            if found and not _begins_with_ours(log, (first := min(found)).partition, found[first]):
+                raise ForeignTopic(topic, str(first))
+            return
+        except HistoryTruncated:  # records were deleted between the two requests: others are the first now
+            if not left:
+                raise
+
+
+def _begins_with_ours(log: CoordinationLog, number: int, bounds: Bounds) -> bool:
+    read, end = 0, min(bounds.end, bounds.first + SAMPLE_RECORDS)
+    try:
+        for records in log.read(number, bounds.first, end, SAMPLE_SILENCE_S):
+            if any(codec.is_ours(record.value) for record in records):
+                return True
+            read += len(records)
+    except ClusterUnreachable:
+        if not read:
+            raise
+    return False

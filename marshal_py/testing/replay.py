@@ -37,8 +37,7 @@ from marshal_py.protocol.wire.records import (
     Note,
 )
 from marshal_py.testing.messages import RecordedMessage, make_message
-from marshal_py.topics.request import GetRequest
-from marshal_py.topics.stored import StoredMessage
+from marshal_py.topics.request import GetRequest, StoredMessage
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.dump import memory_transport
 

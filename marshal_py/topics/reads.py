@@ -17,8 +17,7 @@ from typing import Final, NamedTuple
 from marshal_py.errors import BadRequest, MessageNotFound, RangeLost, TopicMissing, UnsupportedPlatform
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics.keys import PARTITIONERS, has_wildcard, matcher, shown
-from marshal_py.topics.request import KEYS_MAX, MAX_BYTES_DEFAULT, GetRequest, time_ms, too_many_keys
-from marshal_py.topics.stored import LastMessages, age
+from marshal_py.topics.request import KEYS_MAX, MAX_BYTES_DEFAULT, GetRequest, LastMessages, age, time_ms, too_many_keys
 from marshal_py.transport.ports import Bounds, ClusterAdmin, MessageReader, RawMessage
 
 WINDOW: Final = 2_000  # offsets per partition that the first look for a key reads

@@ -23,12 +23,10 @@ from marshal_py.topics.changes import (
     purge,
     write_tombstones,
 )
-from marshal_py.topics.indexed_reads import IndexedReads
-from marshal_py.topics.key_index import KeyIndex, Status
+from marshal_py.topics.key_index import IndexedReads, KeyIndex, Status
 from marshal_py.topics.keys import ALL, PARTITIONERS, Key, exact, shown
 from marshal_py.topics.reads import Reads, described
-from marshal_py.topics.request import GetRequest, Time
-from marshal_py.topics.stored import EndOfBatch, StoredBatch, StoredMessage
+from marshal_py.topics.request import EndOfBatch, GetRequest, StoredBatch, StoredMessage, Time
 from marshal_py.transport.connecting import check_timeout
 from marshal_py.transport.ports import ClusterAdmin, MessageReader, RawMessage, Transport
 from marshal_py.transport.serialization import Deserializer, check_plain, context_of

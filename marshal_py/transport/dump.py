@@ -52,7 +52,7 @@ class Span(Struct, frozen=True):
 
 class Header(Struct, frozen=True, kw_only=True):
     """Says what a dump holds. `group` is "" for a dump of all logs; `by` names the library, for people. `about`: of a
-    bundle (admin/bundling.py); {} for a plain dump."""
+    bundle (admin/archive.py); {} for a plain dump."""
 
     topic: str
     incarnation: str | None  # hex; None if the topic has no root yet

@@ -1,4 +1,4 @@
-"""Checks the names of keyword arguments: one that nothing has gets an error that names the nearest. Sends no request.
+"""Suggests the nearest name for one that does not exist; refuses keyword arguments that nothing has. Sends no request.
 
 Python's own TypeError names the nearest in newer versions only, and never what else there is.
 """
@@ -9,9 +9,10 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import Any, Final, ParamSpec, TypeVar
 
-from marshal_py.errors import InvalidOption
+from marshal_py.errors import InvalidOption, first_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,3 +77,19 @@ def constructor_checks_names(advise: Advise = advice) -> Callable[[C], C]:
         return made
 
     return decorate
+
+
+NOBODY: Final = "no consumer has ever run here"  # what tools say of a coordination topic without records
+LISTED_MAX: Final = 5  # names of a list for people
+SIMILAR: Final = 0.6  # difflib's own default: two typing errors in a name of six letters
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Returns the end of an error about an unknown name: the nearest `known` one, or all."""
+    names = sorted(known)
+    near = get_close_matches(name, names, 1, SIMILAR) or [one for one in names if one.lower() == name.lower()]
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    if not names:
+        return "; there is none yet"
+    return f"; there is {first_of(map(repr, names), LISTED_MAX)}"

@@ -1,6 +1,6 @@
 """The package's own admin tool in the simulated cluster. It drives one operation and may crash at every step.
 
-It does in virtual time what admin/plans/runner.py does on a real log: read, fold, step, send, look positions up. It
+It does in virtual time what admin/plans/operation.py does on a real log: read, fold, step, send, look positions up. It
 decides nothing; marshal_py.admin does.
 """
 

@@ -232,7 +232,7 @@ class Process:
         """Ends the process with this error."""
         raise NotImplementedError
 
-    # --- opening, as client/driver/loop.py and admin/plans/runner.py do
+    # --- opening, as client/driver/loop.py and admin/plans/operation.py do
 
     def opened(self) -> bool:
         """Returns True if the group's log is folded to its end and has a Genesis.

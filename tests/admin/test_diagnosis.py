@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marshal_py.admin import permissions
+from marshal_py.admin import examination
 from marshal_py.admin.views import diagnosis, overview
 from marshal_py.admin.views.diagnosis import DAY_MS, NAMES_MAX, ORPHANED_MS, RECORDS_MANY, Study
 from marshal_py.admin.views.overview import SKEW_MS
@@ -238,20 +238,20 @@ def test_growth_counts_from_the_last_snapshot() -> None:
 
 
 def test_rights_that_are_missing_come_with_their_command() -> None:
-    needed = permissions.rights_of(permissions.CONSUMER, "__marshal", ["g"], ["orders"])
+    needed = examination.rights_of(examination.CONSUMER, "__marshal", ["g"], ["orders"])
     everything = frozenset({"Read", "Write", "Delete", "Describe", "DescribeConfigs"})
-    assert permissions.missing(needed, lambda kind, name: everything) == []
-    nothing = permissions.missing(needed, lambda kind, name: frozenset())
+    assert examination.missing(needed, lambda kind, name: everything) == []
+    nothing = examination.missing(needed, lambda kind, name: frozenset())
     assert nothing == needed
-    reads = permissions.missing(needed, lambda kind, name: frozenset({"Read", "Describe"}))
-    assert reads == [permissions.Right("topic", "__marshal", ("Write", "DescribeConfigs"))]
-    assert permissions.grant(reads[0], "User:alice", "b:9092") == (
+    reads = examination.missing(needed, lambda kind, name: frozenset({"Read", "Describe"}))
+    assert reads == [examination.Right("topic", "__marshal", ("Write", "DescribeConfigs"))]
+    assert examination.grant(reads[0], "User:alice", "b:9092") == (
         "kafka-acls.sh --bootstrap-server b:9092 --add --allow-principal User:alice --operation Write "
         "--operation DescribeConfigs --topic __marshal"
     )
-    assert permissions.rights_of(permissions.OBSERVER, "__marshal", ["g"], ["orders"]) == [
-        permissions.Right("topic", "__marshal", ("Read",)),
-        permissions.Right("topic", "orders", ("Describe",)),
+    assert examination.rights_of(examination.OBSERVER, "__marshal", ["g"], ["orders"]) == [
+        examination.Right("topic", "__marshal", ("Read",)),
+        examination.Right("topic", "orders", ("Describe",)),
     ]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from marshal_py.admin import bundling
-from marshal_py.admin.bundling import HIDDEN, LEFT_OUT
+from marshal_py.admin import archive
+from marshal_py.admin.archive import HIDDEN, LEFT_OUT
 from marshal_py.admin.views.group_info import Check
 from marshal_py.client.marshal import connect
 from marshal_py.log.observer import Observer
@@ -110,14 +110,14 @@ def test_without_words_the_fold_says_the_same(bundle: Path, shell: Shell, tmp_pa
 
 def test_a_secret_is_hidden_wherever_it_occurs() -> None:
     value: Any = {"a": ["user alice-b failed", {"b": 7}], "c": ("alice-b",)}
-    assert bundling._without(value, ["alice-b"]) == {"a": [f"user {HIDDEN} failed", {"b": 7}], "c": [HIDDEN]}
+    assert archive._without(value, ["alice-b"]) == {"a": [f"user {HIDDEN} failed", {"b": 7}], "c": [HIDDEN]}
 
 
 def test_only_what_may_be_a_secret_is_hidden_and_the_whole_of_it() -> None:
     settings = {"sasl.username": "admin", "sasl.password": "admin-S3cret!", "enable.idempotence": "true", "x": "6000"}
     told = Check("x", "warn", "it is true: admin with admin-S3cret! failed at 126000")
     cluster = ClusterInfo("id", (), {}, {}, {})
-    found = bundling.about(settings, [told], health("billing"), cluster, 0)
+    found = archive.about(settings, [told], health("billing"), cluster, 0)
     assert found["checks"][1]["found"] == f"it is true: {HIDDEN} with {HIDDEN} failed at 126000"
     assert found["settings"] == dict.fromkeys(settings, HIDDEN)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import marshal_py.cli
-from marshal_py.admin.plans import runner
+from marshal_py.admin.plans import operation
 from marshal_py.admin.views.group_info import PositionInfo
 from marshal_py.cli import output
 
@@ -67,7 +67,7 @@ def test_a_second_signal_does_not_end_the_clean_up(monkeypatch: pytest.MonkeyPat
             raise AssertionError("ctrl-C ends it")
         assert closed == [True]
         signal.signal(signal.SIGINT, before)
-        monkeypatch.setattr(runner, "SAME_S", 0.0)  # so the second one is another one: the clean-up may hang
+        monkeypatch.setattr(operation, "SAME_S", 0.0)  # so the second one is another one: the clean-up may hang
         with output.until_interrupted(), _closing(closed, signal.SIGINT):
             signal.raise_signal(signal.SIGINT)
         assert closed == [True]

@@ -31,7 +31,7 @@ from marshal_py.protocol.member.waiting import CAUSES, FAILS, OBSERVED
 from marshal_py.protocol.wire.identity import NONE, TopicPartition, route
 from marshal_py.protocol.wire.records import Leave, Topology
 from marshal_py.testing import MemoryCluster
-from marshal_py.testing.clock import marshals_of
+from marshal_py.testing.cluster import marshals_of
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.memory import MemoryConnection, MemoryTransport
 from tests.cli.shell import Shell

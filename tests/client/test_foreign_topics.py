@@ -8,9 +8,9 @@ import pytest
 
 import marshal_py
 from marshal_py.admin.logs import Logs
-from marshal_py.admin.plans.runner import OperationRunner
+from marshal_py.admin.plans.operation import OperationRunner
 from marshal_py.errors import ForeignTopic, HistoryTruncated, WrongTopicSetting
-from marshal_py.log import foreign_topics, replay
+from marshal_py.log import replay
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import Bounds
@@ -53,7 +53,7 @@ def test_a_long_topic_is_not_read_to_its_end(
 ) -> None:
     """L1: the first records decide, also if Kafka has deleted some."""
     monkeypatch.setattr(replay, "COLD_FOLD_RECORDS", 3)
-    monkeypatch.setattr(foreign_topics, "SAMPLE_RECORDS", 2)
+    monkeypatch.setattr(replay, "SAMPLE_RECORDS", 2)
     topic = memory.topic()
     memory.fill(topic, 0, 8)
     memory.truncate(topic, 0, deleted)
@@ -109,8 +109,8 @@ def test_records_that_are_deleted_while_they_are_read_are_no_reason(
 
         monkeypatch.setattr(admin, "bounds", bounds)
         if times < replay.ATTEMPTS:
-            foreign_topics.check(admin, log, LOG)
+            replay.refuse_foreign(admin, log, LOG)
         else:  # nobody deletes so often
             with pytest.raises(HistoryTruncated):
-                foreign_topics.check(admin, log, LOG)
+                replay.refuse_foreign(admin, log, LOG)
         assert len(asked) == min(times + 1, replay.ATTEMPTS)

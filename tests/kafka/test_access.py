@@ -1,5 +1,5 @@
 """The minimal rights of each kind of client, by SCRAM over TLS on a Kafka with an authorizer: with these it works, and
-without any one of them an error names it (docs/operations.md; marshal_py/admin/permissions.py; test_secured.py).
+without any one of them an error names it (docs/operations.md; marshal_py/admin/examination.py; test_secured.py).
 
 All tests use one broker with an authorizer, and each test has users of its own, so that no right of one helps another.
 """
@@ -21,7 +21,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from typer.testing import Result
 
 import marshal_py
-from marshal_py.admin import permissions
+from marshal_py.admin import examination
 from marshal_py.admin.group import Group
 from marshal_py.client.driver import consumer_driver, turn
 from marshal_py.errors import (
@@ -76,14 +76,14 @@ class User:
         self.file = path / f"{name}.properties"
         self.file.write_text("".join(f"{key}={value}\n" for key, value in cluster.settings(name).items()))
 
-    def grant(self, *granted: permissions.Right) -> None:
+    def grant(self, *granted: examination.Right) -> None:
         change_rights(self.cluster, f"User:{self.name}", granted)
 
-    def may(self, *granted: permissions.Right) -> User:
+    def may(self, *granted: examination.Right) -> User:
         """Grants rights, and waits until the broker applies them."""
         self.grant(*granted)
         admin = KafkaTransport(self.settings, DEADLINE_S).admin()
-        wait_until(lambda: not permissions.missing(granted, admin.allowed), DEADLINE_S, f"the rights of {self.name}")
+        wait_until(lambda: not examination.missing(granted, admin.allowed), DEADLINE_S, f"the rights of {self.name}")
         admin.close()
         return self
 
@@ -211,7 +211,7 @@ def consume(settings: dict[str, Any], group: str, topic: str) -> int:
 
 def test_a_consumer_works_with_minimal_rights(new_user: Callable[[], User], orders: str, group: str) -> None:
     """It needs no right to create or delete anything."""
-    needed = permissions.rights_of(permissions.CONSUMER, "__marshal", [group], [orders])
+    needed = examination.rights_of(examination.CONSUMER, "__marshal", [group], [orders])
     user = new_user().may(*needed)
     assert consume(user.settings, group, orders) == MESSAGES
     found = user.json("doctor", group, "--as", "consumer")
@@ -227,17 +227,17 @@ def test_each_of_a_consumers_rights_is_necessary(
 ) -> None:
     """Without any one of them, the consumer ends with an error that names it, and the doctor names it, too."""
     every = [
-        permissions.Right(one.kind, one.name, (operation,))
-        for one in permissions.rights_of(permissions.CONSUMER, "__marshal", [group], [orders])
+        examination.Right(one.kind, one.name, (operation,))
+        for one in examination.rights_of(examination.CONSUMER, "__marshal", [group], [orders])
         for operation in one.operations
     ]
     assert len(every) == 5
     left_out = every[lacking]
     user = new_user().may(*(one for one in every if one != left_out))
     if left_out.kind == "topic" and left_out.operations == ("Read",) and left_out.name == orders:
-        user.may(permissions.Right("topic", orders, ("Describe",)))  # else it could not even see the topic
+        user.may(examination.Right("topic", orders, ("Describe",)))  # else it could not even see the topic
     if left_out.kind == "topic" and left_out.name == "__marshal" and left_out.operations != ("DescribeConfigs",):
-        user.may(permissions.Right("topic", "__marshal", ("Describe",)))
+        user.may(examination.Right("topic", "__marshal", ("Describe",)))
     with pytest.raises(MarshalError) as failed:
         consume(user.settings, group, orders)
     if left_out.name == orders:
@@ -263,8 +263,8 @@ def test_views_say_of_what_nobody_may_read(
     """D13: a consumer that may read one of its topics alone works on, and each view says what nobody consumes."""
     secret = f"secret-{group}"
     root.create_topics([NewTopic(secret, 1, 1)])[secret].result(DEADLINE_S)
-    needed = permissions.rights_of(permissions.CONSUMER, "__marshal", [group], [orders])
-    user = new_user().may(*needed, permissions.Right("topic", secret, ("Describe",)))
+    needed = examination.rights_of(examination.CONSUMER, "__marshal", [group], [orders])
+    user = new_user().may(*needed, examination.Right("topic", secret, ("Describe",)))
     kinds: list[tuple[str, str]] = []
 
     def parked(consumer: marshal_py.Consumer) -> bool:
@@ -308,7 +308,7 @@ def test_an_observer_reads_and_changes_nothing(
     new_user: Callable[[], User], guarded: GuardedCluster, orders: str, group: str, tmp_path: Path
 ) -> None:
     consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
-    user = new_user().may(*permissions.rights_of(permissions.OBSERVER, "__marshal", [group], [orders]))
+    user = new_user().may(*examination.rights_of(examination.OBSERVER, "__marshal", [group], [orders]))
     user.json("log", "dump", group, "--bug-report", "-o", str(tmp_path / "bundle"))
     assert user.name.encode() not in (tmp_path / "bundle").read_bytes()
     checked = user.marshal("check", group, "--lag", "0", "--age", "1s")
@@ -331,7 +331,7 @@ def test_an_admin_works_with_minimal_rights(
 ) -> None:
     """It needs no right to read the messages of the group's topics."""
     consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
-    user = new_user().may(*permissions.rights_of(permissions.ADMIN, "__marshal", [group], [orders]))
+    user = new_user().may(*examination.rights_of(examination.ADMIN, "__marshal", [group], [orders]))
     assert user.json("doctor", group, "--as", "admin")["ok"]
     assert user.json("pause", group, asks=True)["token"] >= 0
     assert user.json("set-position", group, orders, "--to", "earliest", "--adopt", asks=True)["outcome"] == "moved"
@@ -347,8 +347,8 @@ def test_a_client_that_may_not_delete_leaves_truncation_to_an_admin(
     monkeypatch.setattr(turn, "TRUNCATE_EVERY_MS", 50)
     monkeypatch.setattr(turn, "TRUNCATE_RECORDS_MIN", 16)
     monkeypatch.setattr(duties, "STAGGER_RECORDS", 16)
-    user = new_user().may(*permissions.rights_of(permissions.CONSUMER, "__marshal", [group], [orders]))
-    admin_user = new_user().may(*permissions.rights_of(permissions.ADMIN, "__marshal", [group], [orders]))
+    user = new_user().may(*examination.rights_of(examination.CONSUMER, "__marshal", [group], [orders]))
+    admin_user = new_user().may(*examination.rights_of(examination.ADMIN, "__marshal", [group], [orders]))
     options = {"snapshot_every_records": 64, "history_kept_s": 0.0, "timeout_s": DEADLINE_S}
     producer = Producer({"bootstrap.servers": guarded.bootstrap, **QUIET})
     with (
@@ -396,7 +396,7 @@ def test_a_client_with_the_right_creates_the_coordination_topic(
 ) -> None:
     """Without the right, the error names the command or the missing right, whichever the broker answers first."""
     user, errors = new_user(), []
-    user.grant(permissions.Right("topic", "__other", ("Describe",)))
+    user.grant(examination.Right("topic", "__other", ("Describe",)))
 
     def connects() -> bool:
         try:
@@ -410,7 +410,7 @@ def test_a_client_with_the_right_creates_the_coordination_topic(
         lambda: not connects() and isinstance(errors[-1], CoordinationTopicMissing), DEADLINE_S, "it may describe"
     )
     assert "--create --topic __other" in str(errors[-1])
-    user.grant(permissions.Right("topic", "__other", ("Read", "Write", "DescribeConfigs", "Create")))
+    user.grant(examination.Right("topic", "__other", ("Read", "Write", "DescribeConfigs", "Create")))
     wait_until(connects, DEADLINE_S, "it may create")
     assert user.json("groups", "ls", "--coordination-topic", "__other") == []
 
@@ -420,7 +420,7 @@ def test_an_admin_without_a_right_on_the_group(
 ) -> None:
     """Only a move to committed offsets needs a right on the group."""
     consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
-    user = new_user().may(*permissions.rights_of(permissions.ADMIN, "__marshal", [], [orders]))
+    user = new_user().may(*examination.rights_of(examination.ADMIN, "__marshal", [], [orders]))
     where = Group(KafkaTransport(user.settings, DEADLINE_S), group, "__marshal")
     with pytest.raises(AccessDenied, match=f"Describe group '{group}'"):
         where.set_position(orders, "committed")

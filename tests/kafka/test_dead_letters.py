@@ -12,8 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from marshal_py.admin import dead_letters
 from marshal_py.errors import TopicRefused
-from marshal_py.topics.request import GetRequest
-from marshal_py.topics.stored import StoredMessage
+from marshal_py.topics.request import GetRequest, StoredMessage
 from marshal_py.topics.topic import Topic
 from marshal_py.transport import producer as transactions
 from marshal_py.transport.kafka import KafkaTransport

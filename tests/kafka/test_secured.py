@@ -23,8 +23,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 import marshal_py
-from marshal_py.admin import permissions
-from marshal_py.admin.permissions import Right
+from marshal_py.admin import examination
+from marshal_py.admin.examination import Right
 from marshal_py.client.driver import consumer_driver
 from marshal_py.errors import AccessDenied, AuthenticationFailed, MarshalError, PartitionError, TlsMismatch
 from tests.support.certificates import Authority
@@ -133,7 +133,7 @@ def test_a_consumer_works_with_each_kind_of_credentials(
 ) -> None:
     """It lives longer than its tokens and than the broker lets a password be; nothing that it leaves has a secret."""
     client = new_client(kind, guarded, pool)
-    change_rights(guarded, client.principal, permissions.rights_of("consumer", "__marshal", [group], ["orders"]))
+    change_rights(guarded, client.principal, examination.rights_of("consumer", "__marshal", [group], ["orders"]))
     began_s, seen = time.monotonic(), 0
     with (
         marshal_py.connect(client.settings, timeout_s=DEADLINE_S) as marshal,
@@ -252,7 +252,7 @@ def test_each_right_of_an_admin_and_an_observer_is_necessary(
     given = {"bootstrap.servers": guarded.bootstrap, **QUIET}
     with marshal_py.connect(given) as marshal, marshal.consumer(group, ["orders"], start="earliest") as consumer:
         produce_until(producer, lambda: take(consumer) > 0, "it consumes")
-    everything = [permissions.rights_of(role, "__marshal", [group], ["orders"]) for role in ("admin", "observer")]
+    everything = [examination.rights_of(role, "__marshal", [group], ["orders"]) for role in ("admin", "observer")]
     every = sum(len(right.operations) for rights in everything for right in rights)
     assert len(ROLE_RIGHTS) == every - 1, "test_access.py takes Delete away, which needs records that may go"
     for role, right, command, told in ROLE_RIGHTS:
@@ -260,7 +260,7 @@ def test_each_right_of_an_admin_and_an_observer_is_necessary(
         name = pool.pop()
         file = tmp_path / f"{name}.properties"
         file.write_text("".join(f"{key}={value}\n" for key, value in {**guarded.settings(name), **QUIET}.items()))
-        needed = permissions.rights_of(role, "__marshal", [group], ["orders"])
+        needed = examination.rights_of(role, "__marshal", [group], ["orders"])
         needed = [one._replace(operations=(operation,)) for one in needed for operation in one.operations]
         assert away in needed
         describe = [away._replace(operations=("Describe",))] if away.name == "__marshal" else []
@@ -327,7 +327,7 @@ def test_a_right_on_the_group_that_is_revoked_is_an_advisory(
     """The consumer works on: only the copy of its positions is refused."""
     monkeypatch.setattr(consumer_driver, "LASTS_MS", 0)
     client, told = new_client("password", guarded, pool), list[str]()
-    change_rights(guarded, client.principal, permissions.rights_of("consumer", "__marshal", [group], ["orders"]))
+    change_rights(guarded, client.principal, examination.rights_of("consumer", "__marshal", [group], ["orders"]))
     with (
         marshal_py.connect(client.settings, timeout_s=DEADLINE_S) as marshal,
         marshal.consumer(group, ["orders"], start="earliest", heartbeat_interval_s=INTERVAL_S) as consumer,
@@ -349,7 +349,7 @@ def consume_until_refused(
     guarded: GuardedCluster, client: Client, producer: Producer, group: str, take_away: Callable[[], None]
 ) -> MarshalError:
     """Returns what ended a consumer after `take_away`. It has no secret, and neither have the events before."""
-    change_rights(guarded, client.principal, permissions.rights_of("consumer", "__marshal", [group], ["orders"]))
+    change_rights(guarded, client.principal, examination.rights_of("consumer", "__marshal", [group], ["orders"]))
     shown: list[str] = []
     with contextlib.ExitStack() as stack:
         marshal = stack.enter_context(marshal_py.connect(client.settings, timeout_s=DEADLINE_S))

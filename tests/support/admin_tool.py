@@ -15,8 +15,7 @@ import signal
 import sys
 from typing import Any
 
-from marshal_py.admin.plans.operation import Operation
-from marshal_py.admin.plans.runner import OperationRunner
+from marshal_py.admin.plans.operation import Operation, OperationRunner
 from marshal_py.cli import main
 from marshal_py.protocol.wire.records import Note
 

@@ -34,7 +34,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from marshal_py.admin.permissions import Right
+from marshal_py.admin.examination import Right
 from tests.support.brokers import JvmNodes, free_ports
 from tests.support.certificates import Authority
 

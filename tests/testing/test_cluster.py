@@ -14,7 +14,8 @@ import pytest
 import marshal_py
 from marshal_py import Consumer, Message, aio
 from marshal_py.errors import ClusterUnreachable, ConsumerClosed, InvalidOption, TopicMissing, UnsupportedPlatform
-from marshal_py.testing import EmbeddedCluster, LocalCluster, MemoryCluster, clock, local_cluster
+from marshal_py.testing import EmbeddedCluster, LocalCluster, MemoryCluster, local_cluster
+from marshal_py.testing import cluster as clusters
 
 INTERVAL_S = 2.0  # the default heartbeat interval
 
@@ -341,7 +342,7 @@ def test_a_condition_that_does_not_come_true(memory: MemoryCluster) -> None:
 
 def test_what_never_ends_is_named(memory: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     marshal = memory.connect("billing-1")
-    monkeypatch.setattr(clock, "SETTLE_S", 0.05)
+    monkeypatch.setattr(clusters, "SETTLE_S", 0.05)
     monkeypatch.setattr(marshal._loop, "busy", lambda: True)
     with pytest.raises(TimeoutError, match="billing-1"):
         memory.settle()

@@ -20,8 +20,7 @@ from marshal_py.embedded import Broker
 from marshal_py.errors import BadRequest, DeserializationFailed, InvalidOption, MessageNotFound, TopicMissing
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics.keys import PARTITIONERS, murmur2
-from marshal_py.topics.request import MAX_BYTES_DEFAULT, GetRequest
-from marshal_py.topics.stored import StoredBatch, StoredMessage
+from marshal_py.topics.request import MAX_BYTES_DEFAULT, GetRequest, StoredBatch, StoredMessage
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryBroker, MemoryTransport

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from marshal_py.errors import FileUnusable, IndexBusy, InvalidOption, MarshalError, TopicMissing
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.topics import indexed_reads, key_index
+from marshal_py.topics import key_index
 from marshal_py.topics.key_index import prefix_of
 from marshal_py.topics.request import GetRequest
 from marshal_py.topics.topic import Topic
@@ -246,8 +246,8 @@ def test_an_update_that_ends_early_is_taken_up(
     broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
     """Entries may be there without copies. The messages since the last copies are read again."""
-    monkeypatch.setattr(indexed_reads, "ADD_AT_ONCE", 1)
-    monkeypatch.setattr(indexed_reads, limit, most)
+    monkeypatch.setattr(key_index, "ADD_AT_ONCE", 1)
+    monkeypatch.setattr(key_index, limit, most)
     monkeypatch.setattr("marshal_py.transport.memory.READ_MAX", 1)
     for at in range(5):
         broker.produce(NAME, 0, b"%d" % at, b"k%d" % at, None, T0)
@@ -275,7 +275,7 @@ def test_an_update_that_ends_early_is_taken_up(
 
 def test_an_update_keeps_nothing_that_the_garbage_collector_visits() -> None:
     """It would visit each message and each tuple again and again, and take longer than the rest of the update."""
-    new = indexed_reads._Unwritten(copies=True)
+    new = key_index._Unwritten(copies=True)
     headers = [("h", b"1")]
     new.append(1, [MemoryMessage(NAME, 1, at, b"k%d" % at, b"v", headers if at % 2 else None, T0) for at in range(10)])
     new.append(2, [MemoryMessage(NAME, 2, 7, None, b"v", None, T0), MemoryMessage(NAME, 2, 8, b"k", None, None, T0)])
@@ -289,7 +289,7 @@ def test_an_update_keeps_nothing_that_the_garbage_collector_visits() -> None:
 
 
 def test_it_catches_up_incrementally(broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexed_reads, "ADD_AT_ONCE", 7)
+    monkeypatch.setattr(key_index, "ADD_AT_ONCE", 7)
     dice = random.Random(1)
     write(broker, dice, 50)
     topic = opened(broker, tmp_path / "keys.db")
@@ -315,7 +315,7 @@ def test_a_compacted_topic_has_entries_without_messages(broker: MemoryBroker, tm
 
 def test_many_keys_take_few_reads(broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All partitions are read at once, and offsets that are close together in one run."""
-    monkeypatch.setattr(indexed_reads, "GAP_MAX", 5)
+    monkeypatch.setattr(key_index, "GAP_MAX", 5)
     broker.tells_ids = False  # so there are no copies
     for at in range(300):  # of each partition: two keys near each other, and two far away
         name = {0: b"a", 2: b"b", 100: b"c", 200: b"d"}.get(at, b"")

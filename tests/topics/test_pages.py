@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from marshal_py.topics.request import GetRequest
-from marshal_py.topics.stored import StoredBatch, StoredMessage
+from marshal_py.topics.request import GetRequest, StoredBatch, StoredMessage
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("change", "impact", "operation", "pause", "position", "runner", "sessions")
+DOORS: Final = ("change", "impact", "operation", "pause", "position", "sessions")

@@ -23,7 +23,6 @@ from marshal_py.admin.plans.operation import (
 )
 from marshal_py.admin.plans.pause import Drain, PauseLock, name_of
 from marshal_py.admin.plans.sessions import RemovePlan
-from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.client.values.options import (
     Wanted,
     base_of,
@@ -48,6 +47,7 @@ from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import PARTITION_MAX, GroupConfig, Topology
+from marshal_py.transport.option_names import suggestion
 
 # --- Changes of a partitioned group's members, each computed from the settings as they are (PROTOCOL.md M13, A7)
 

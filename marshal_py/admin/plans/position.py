@@ -11,11 +11,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from marshal_py.admin.plans.operation import BY_BYTES_MAX, USUAL, GroupContext, Operation, Terms
+from marshal_py.admin.plans.operation import BY_BYTES_MAX, USUAL, GroupContext, Operation, OperationRunner, Terms
 from marshal_py.admin.plans.pause import Drain, PauseLock
-from marshal_py.admin.plans.runner import OperationRunner
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, check_topology, find_recreated, partitions_of
-from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.client.values.position_text import (
     COMMITTED,
     Facts,
@@ -42,6 +40,7 @@ from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import OFFSET_MAX, Move, SetPosition, Topology
+from marshal_py.transport.option_names import suggestion
 from marshal_py.transport.ports import TopicInfo
 
 MOVED: Final = "moved"

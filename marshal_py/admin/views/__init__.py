@@ -7,7 +7,6 @@ DOORS: Final = (
     "exposition",
     "group_info",
     "health",
-    "looking",
     "overview",
     "pause_history",
     "recreated_topics",

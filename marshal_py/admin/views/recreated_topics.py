@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from marshal_py.admin.views.suggestions import suggestion
 from marshal_py.errors import GroupMissing, InvalidOption, PartitionParked
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Topology
+from marshal_py.transport.option_names import suggestion
 from marshal_py.transport.ports import TopicInfo
 
 

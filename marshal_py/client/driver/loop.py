@@ -28,7 +28,7 @@ from marshal_py.errors import (
     TopicRecreated,
     WrongTopicSetting,
 )
-from marshal_py.log import foreign_topics, replay
+from marshal_py.log import replay
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.time import heartbeats_per_s
@@ -206,17 +206,17 @@ class Loop:
         try:
             count = context.admin.prepare_coordination(context.topic, partitions)
         except WrongTopicSetting:  # whose command would change somebody else's topic
-            foreign_topics.check(*asked)
+            replay.refuse_foreign(*asked)
             raise
         if not replay.is_short(context.coordination.bounds(0, timeout_s)):  # else it is folded just as fast
-            foreign_topics.check(*asked)
+            replay.refuse_foreign(*asked)
         info = context.admin.describe_topic(context.topic)
         self._topic_id = (
             "" if info is None else info.topic_id
         )  # None: just created, and the broker that answered does not know it yet
         world = self.open_world(0, None, deadline)
         if world.genesis is None:
-            foreign_topics.check(*asked)
+            replay.refuse_foreign(*asked)
             self._write_genesis(world, lambda: self._new_root(count), deadline)
         assert world.genesis is not None
         if world.genesis.partitions > count:
