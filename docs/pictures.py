@@ -19,12 +19,10 @@ from rich.console import Console
 from rich.text import Text
 
 from marshal_py.cli.demo import write_timeline
-from marshal_py.cli.demo.process import Plan
-from marshal_py.cli.demo.scenario import run_demo
+from marshal_py.cli.demo.children import Plan
+from marshal_py.cli.demo.scenario import View, picture, run_demo
 from marshal_py.cli.demo.verdict import Totals, sentence
-from marshal_py.cli.demo.view import View, picture
-from marshal_py.cli.top.picture import Frame, draw
-from marshal_py.cli.top.screen import Rows, Screen, Size
+from marshal_py.cli.top.picture import Frame, Rows, Screen, Size, draw
 from marshal_py.cli.top.source import Source
 from marshal_py.log.observer import Observer
 from marshal_py.transport.embedded import Broker

@@ -628,7 +628,7 @@ PLANTED = [
     # (c) who uses the Kafka client
     ("kafka", "marshal_py/client/driver/loop.py", "import confluent_kafka"),
     ("kafka", "marshal_py/spark/stream/backfills.py", "from confluent_kafka import Consumer"),
-    ("kafka", "marshal_py/cli/produce.py", "def run():\n    from confluent_kafka.admin import AdminClient"),
+    ("kafka", "marshal_py/cli/consume.py", "def run():\n    from confluent_kafka.admin import AdminClient"),
     ("kafka", "marshal_py/__init__.py", "import confluent_kafka as kafka"),
     ("kafka", "marshal_sim/oracle/wire.py", "import confluent_kafka"),
     ("pytest", "marshal_py/testing/cluster.py", "import pytest"),

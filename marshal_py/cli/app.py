@@ -38,10 +38,10 @@ COMMANDS: Final = {
     ),
     "produce": Command(
         "Write each line of stdin as a message, and say how many the cluster has acknowledged.",
-        "produce produce EXAMPLE",
+        "consume produce PRODUCE_EXAMPLE",
     ),
     "get": Command("Print messages of a topic by offset, time or key.", "get get EXAMPLE"),
-    "index": Command("Index the keys of a topic, so that `marshal get --index` is fast.", "index index EXAMPLE"),
+    "index": Command("Index the keys of a topic, so that `marshal get --index` is fast.", "get index INDEX_EXAMPLE"),
     "top": Command("Watch all groups on one screen, the ones in trouble first.", "top top EXAMPLE"),
     "state": Command(
         "Show groups: sessions, claims, positions, lag, pause, policy; or one of these in full.", "state state EXAMPLE"
@@ -59,7 +59,7 @@ COMMANDS: Final = {
         "doctor doctor EXAMPLE",
     ),
     "check": Command(
-        "Say whether a group is well: exit code 0 ok, 1 warning, 2 critical, 3 unknown.", "check check EXAMPLE"
+        "Say whether a group is well: exit code 0 ok, 1 warning, 2 critical, 3 unknown.", "doctor check CHECK_EXAMPLE"
     ),
     "exporter": Command("Serve metrics of all groups, from the log, until ctrl-C.", "exporter exporter EXAMPLE"),
     "pause": Command(
@@ -71,7 +71,7 @@ COMMANDS: Final = {
     ),
     "set-position": Command(
         "Move a live group to other positions: pause it, wait until every partition is free, move, resume.",
-        "position set_position EXAMPLE",
+        "pause set_position SET_POSITION_EXAMPLE",
     ),
     "evict": Command(
         "End a session that is silent for twice its heartbeat interval, counted from now.",
@@ -86,7 +86,7 @@ COMMANDS: Final = {
         "timeline timeline EXAMPLE",
     ),
     "snapshot": Command(
-        "Write a snapshot of each log, so that earlier records need not be read again.", "snapshot snapshot EXAMPLE"
+        "Write a snapshot of each log, so that earlier records need not be read again.", "log snapshot SNAPSHOT_EXAMPLE"
     ),
     "dead-letters": Command(
         "List the letters of a dead-letter topic: what was given up, by whom, when and why.",
@@ -158,7 +158,7 @@ class Group(TyperGroup):
             return super().invoke(ctx)
         except (UNREADABLE, typer.Abort) as error:
             if ctx.invoked_subcommand == "check" and isinstance(error, UNREADABLE):
-                from marshal_py.cli.check import say_unread
+                from marshal_py.cli.doctor import say_unread
 
                 raise typer.Exit(say_unread(given, cast(Any, error).format_message())) from error
             if not AS_JSON.search(" ".join(given)):

@@ -1,26 +1,127 @@
-"""`marshal get`: any message of a topic, by offset, time or key. Joins no group and writes nothing."""
+"""`marshal get`: any message of a topic, by offset, time or key; and `marshal index`, which makes that fast by key.
+
+They join no group and write nothing into the cluster.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from marshal_py.cli import lines, output
-from marshal_py.cli.decoding import DecodingOptions
 from marshal_py.cli.documents import prints, time_of
-from marshal_py.cli.index import require_index
-from marshal_py.cli.options import TopicName, command, iso_time
-from marshal_py.cli.scan_bar import ScanBar
+from marshal_py.cli.lines import DecodingOptions
+from marshal_py.cli.options import CommonOptions, TopicName, command, iso_time
+from marshal_py.topics.key_index import Status
 from marshal_py.topics.keys import ALL, PARTITIONERS
 from marshal_py.topics.request import EndOfBatch, GetRequest, StoredMessage
 from marshal_py.topics.topic import Topic
+
+SILENT_S: Final = 1.0  # a shorter question shows no bar
+
+
+class ScanBar:
+    """Draws the progress that a Topic reports. `hide` removes the bar, before something else is printed."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._bar: Progress | None = None
+
+    def show(self, read: int, wanted: int) -> None:
+        """Draws that `read` of `wanted` offsets are read."""
+        if self._bar is None:
+            if time.monotonic() - self._began_s < SILENT_S or not sys.stderr.isatty():
+                return
+            columns = TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.add_task("")
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=read, total=wanted)
+
+    def hide(self) -> None:
+        """Removes the bar. The next one appears a second later."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        self._began_s = time.monotonic()
+
+
+INDEX_EXAMPLE: Final = output.example("marshal index users users.idx")
+FOLLOW_S: Final = 1.0  # between two updates
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The index, an SQLite file.")]
+
+
+@command
+@prints(Status)
+def index(
+    options: CommonOptions,
+    topic: TopicName,
+    file: File,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then keep it up to date until Ctrl-C.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Only show how far it is behind; change nothing.")] = False,
+) -> None:
+    """Index the keys of a topic, so that `marshal get --index` is fast. Goes on where an earlier run ended.
+
+    It creates the file if there is none, and shows how many keys and messages the index has. Other processes can use it
+    meanwhile.
+    """
+    if follow and status:
+        raise typer.BadParameter("--follow or --status, not both")
+    if status:
+        require_index(file, topic)
+        with _opened(options, topic, file) as source:
+            _print_status(options, source.index_status())
+        return
+    with output.until_interrupted(follow) as interrupted, _opened(options, topic, file) as source:
+        known: Status | None = None
+        while True:
+            found = source.update_index()
+            if found != known:
+                _print_status(options, found)
+            known = found
+            if not follow or interrupted():
+                return
+            time.sleep(FOLLOW_S)
+
+
+def require_index(file: Path, topic: str) -> None:
+    """Raises CommandFailed if there is no such file: only `marshal index` without --status creates one."""
+    if not file.exists():
+        raise output.CommandFailed(f"{file} does not exist: marshal index {topic} {file}")
+
+
+@contextmanager
+def _opened(options: CommonOptions, topic: str, file: Path) -> Iterator[Topic]:
+    bar = ScanBar()
+    source = Topic(options.transport(), topic, on_progress=bar.show)
+    try:
+        source.key_index(file)
+        yield source
+    finally:
+        bar.hide()
+        source.close()
+
+
+def _print_status(options: CommonOptions, found: Status) -> None:
+    behind = f", {found.behind} offsets behind" if found.behind else ""
+    options.print_result(
+        found,
+        f"{found.messages} messages of {found.keys} keys of topic {found.topic!r} are indexed, with copies of "
+        f"{found.copies}{behind}",
+    )
+
 
 EXAMPLE: Final = output.example("marshal get users --multi-last '1234.>' --up-to-time 2026-01-31T12:00:00Z")
 PAGE: Final = 1_000  # messages of a page, where --all asks for every one

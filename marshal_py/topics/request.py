@@ -1,4 +1,4 @@
-"""One question to a topic, checked, as in JetStream's Direct Get (ADR-31), and its answer: messages, or a batch of them.
+"""One question to a topic, checked, as in JetStream's Direct Get (ADR-31), and its answer: messages, alone or batched.
 
 It reads nothing.
 """

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from marshal_py.admin.views import diagnosis
 from marshal_py.admin.views.diagnosis import Limits
 from marshal_py.admin.views.group_info import Check, GroupCheck, GroupHealth, PartitionHealth
-from marshal_py.cli.check import FORMS
+from marshal_py.cli.doctor import FORMS
 from tests.support.command_line import invoke
 from tests.support.healths import health as group
 from tests.support.healths import partition

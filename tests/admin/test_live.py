@@ -22,7 +22,7 @@ from confluent_kafka import Producer
 import marshal_py
 from marshal_py.admin.group import Group
 from marshal_py.admin.plans.operation import Author, Progress
-from marshal_py.cli import explain, groups, members, pause, position
+from marshal_py.cli import explain, groups, members, pause
 from marshal_py.errors import (
     AdminBusy,
     CoordinationTopicMissing,
@@ -392,7 +392,7 @@ def test_a_destructive_command_asks(servers: dict[str, Any], shell: Shell) -> No
 EXAMPLES = [
     pause.EXAMPLE,
     pause.RESUME_EXAMPLE,
-    position.EXAMPLE,
+    pause.EXAMPLE,
     explain.EXAMPLE,
     groups.LS_EXAMPLE,
     groups.CREATE_EXAMPLE,

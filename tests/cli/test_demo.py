@@ -17,10 +17,20 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from marshal_py.cli.demo.children import checksum_fits, order
-from marshal_py.cli.demo.journal import Claimed, Delivered, Entry, Journal, JournalReader, Lost, Started, Written
+from marshal_py.cli.demo.children import (
+    Claimed,
+    Delivered,
+    Entry,
+    Journal,
+    JournalReader,
+    Lost,
+    Started,
+    Written,
+    checksum_fits,
+    order,
+)
+from marshal_py.cli.demo.scenario import View, picture
 from marshal_py.cli.demo.verdict import Judgement, Milestones, Totals, judge, sentence
-from marshal_py.cli.demo.view import View, picture
 from tests.cli.shell import DEADLINE_S, MODULE, REPOSITORY, Shell, wait_until
 from tests.support.marked_processes import witnesses
 from tests.support.timeline_page import picture_in

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from marshal_py.cli import advisories, consume, demo, doctor, log, produce, snapshot, state, timeline
+from marshal_py.cli import advisories, consume, demo, doctor, log, state, timeline
 from marshal_sim.commands import audit, exhaustive, verify
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
 from tests.support.command_line import prove
 
 EXAMPLES = [
     consume.EXAMPLE,
-    produce.EXAMPLE,
+    consume.PRODUCE_EXAMPLE,
     state.EXAMPLE,
     timeline.EXAMPLE,
     log.TAIL_EXAMPLE,
@@ -24,7 +24,7 @@ EXAMPLES = [
     log.LOAD_EXAMPLE,
     doctor.EXAMPLE,
     verify.EXAMPLE,
-    snapshot.EXAMPLE,
+    log.SNAPSHOT_EXAMPLE,
     advisories.EXAMPLE,
     log.RESET_EXAMPLE,
     audit.EXAMPLE,

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from marshal_py.cli import scan_bar
-from marshal_py.cli.scan_bar import ScanBar
+from marshal_py.cli import get
+from marshal_py.cli.get import ScanBar
 
 
 class Terminal(io.StringIO):
@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(("stderr", "shown"), [(Terminal, True), (io.StringIO, False)])
 def test_a_bar_comes_after_a_second(monkeypatch: pytest.MonkeyPatch, stderr: type[io.StringIO], shown: bool) -> None:
     now_s = [0.0]
-    monkeypatch.setattr(scan_bar.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(get.time, "monotonic", lambda: now_s[0])
     monkeypatch.setattr(sys, "stderr", stderr())
     bar = ScanBar()
     bar.show(1, 10)

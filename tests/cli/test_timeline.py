@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from marshal_py.cli.lag import spark_line
+from marshal_py.cli.state import spark_line
 from marshal_py.history.lag import grows_since
 from tests.cli.shell import Shell
 from tests.support import dumps

@@ -1,7 +1,7 @@
 """The command `marshal demo`: processes share a topic, one is killed, one joins, and every message is counted.
 
-scenario.py runs the schedule, which view.py shows, and process.py its child processes, whose work is in children.py.
-Each writes a journal (journal.py). verdict.py adds the journals up and decides whether the promise was kept.
+scenario.py runs the schedule and shows it, and starts the child processes, whose work is in children.py.
+Each writes a journal. verdict.py adds the journals up and decides whether the promise was kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from marshal_py.cli import output
-from marshal_py.cli.demo.process import Plan
+from marshal_py.cli.demo.children import Plan
 from marshal_py.cli.demo.verdict import Judgement, sentence
 from marshal_py.cli.documents import prints
 from marshal_py.cli.options import CommonOptions, Force, command, settings_of
@@ -52,8 +52,7 @@ def demo(
     Without --bootstrap-servers the demo runs its own broker inside this process. On a real cluster it creates a topic
     of its own, demo-orders-RANDOM, and leaves it there. Exit code 1 means that the promise was broken.
     """
-    from marshal_py.cli.demo.scenario import run_demo
-    from marshal_py.cli.demo.view import View
+    from marshal_py.cli.demo.scenario import View, run_demo
 
     if html is not None:
         output.check_free(html, force)

@@ -9,17 +9,84 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Literal
 
-from marshal_py.cli.demo.children import RATE_PER_S
-from marshal_py.cli.demo.journal import Claimed, Entry, Failed, Joined, JournalReader, Lost, Reported
-from marshal_py.cli.demo.process import Child, Plan, Task
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from marshal_py.cli.demo.children import (
+    RATE_PER_S,
+    Child,
+    Claimed,
+    Entry,
+    Failed,
+    Joined,
+    JournalReader,
+    Lost,
+    Plan,
+    Reported,
+    Task,
+)
 from marshal_py.cli.demo.verdict import AT_MOST_ONCE, Judgement, Milestones, Totals, judge
-from marshal_py.cli.demo.view import View
 from marshal_py.cli.output import CommandFailed
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import ClusterAdmin
+
+COLOURS: Final = {"consumer-1": "cyan", "consumer-2": "magenta", "consumer-3": "green", "consumer-4": "yellow"}
+LINE_EVERY_S: Final = 2.0  # a line with the totals where nothing can be drawn
+
+
+def picture(totals: Totals) -> Text:
+    """Returns two lines: each partition in the colour of its owner with the owner's number, and the totals."""
+    text = Text()
+    text.append("partition ", style="dim")
+    for number in range(totals.partitions):
+        text.append(f"{number:^5}", style="dim")
+    text.append("\nconsumer  ", style="dim")
+    for number in range(totals.partitions):
+        owner = totals.owners.get(number)
+        mark = " - " if owner is None else f" {owner.worker.rpartition('-')[2]} "
+        text.append(mark, "bold red" if owner is None else f"black on {COLOURS[owner.worker]}").append("  ")
+    return text.append("\n").append(str(totals), style="dim")
+
+
+class View:
+    """Prints to one console. It is a context manager: leaving it gives the terminal back."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._live = Live(
+            console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        )
+        self._open = ExitStack()
+        self._began = self._line_due_s = time.monotonic()
+
+    def __enter__(self) -> View:
+        if self.console.is_terminal:
+            self._open.enter_context(self._live)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._open.close()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def say(self, text: str) -> None:
+        """Prints what has happened, with the seconds since the beginning."""
+        self.console.print(f"{self.seconds():5.1f} s  {text}", soft_wrap=not self.console.is_terminal)
+
+    def draw(self, totals: Totals) -> None:
+        """Shows who owns what now."""
+        if self.console.is_terminal:
+            self._live.update(picture(totals), refresh=True)
+        elif time.monotonic() >= self._line_due_s:
+            self._line_due_s = time.monotonic() + LINE_EVERY_S
+            self.say(str(totals))
+
 
 PARTITIONS: Final = 12
 CONSUMERS: Final = 3

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from marshal_py.cli.demo.journal import Claimed, Delivered, Entry, Lost, Written
+from marshal_py.cli.demo.children import Claimed, Delivered, Entry, Lost, Written
 
 AT_MOST_ONCE = "at_most_once"
 

@@ -1,6 +1,6 @@
 """`marshal top`: all groups on one screen that changes with them, the ones in trouble first; also of the past.
 
-screen.py says what keys do, picture.py draws, source.py has the rows from the log and the cluster.
+picture.py says what keys do and draws, source.py has the rows from the log and the cluster.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from typing import Annotated, Any, Final
 import typer
 from msgspec import Struct
 
-from marshal_py.admin.views.trends import GroupTrend
 from marshal_py.cli import explain, output
 from marshal_py.cli.documents import Time, prints, time_of
 from marshal_py.cli.options import ReadOptions, check_time, command, require_group
 from marshal_py.cli.terminal import Terminal
 from marshal_py.cli.top import picture
-from marshal_py.cli.top import screen as choosing
-from marshal_py.cli.top.picture import Frame
-from marshal_py.cli.top.screen import Order, Rows, Screen, Size
-from marshal_py.cli.top.source import Source, change
+from marshal_py.cli.top.picture import Frame, Order, Rows, Screen, Size
+from marshal_py.cli.top.source import GroupTrend, Source, change
 from marshal_py.errors import MarshalError
 from marshal_py.log.observer import Observer
 from marshal_py.transport.clock import SystemClock
@@ -146,7 +143,7 @@ class _Top:
                 self._draw(screen, size)
                 for key in self._terminal.keys(LOOK_S):
                     self._note = ""
-                    before, (screen, order) = screen, choosing.press(screen, key, self._rows(), size)
+                    before, (screen, order) = screen, picture.press(screen, key, self._rows(), size)
                     if order is not None and self._obey(order, screen):
                         return
                     if screen.view == "partition" and screen.at_ms != before.at_ms and screen.tp is not None:
