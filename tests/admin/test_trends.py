@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from marshal_py.cli.top.source import Trends
+from marshal_py.cli.top.picture import Trends
 from marshal_py.history.lag import WINDOW_MS
 from tests.support.healths import health
 

@@ -14,8 +14,8 @@ import pytest
 from marshal_py.admin.views.group_info import Check, PauseInfo
 from marshal_py.cli.terminal import cut
 from marshal_py.cli.top import picture
-from marshal_py.cli.top.picture import Frame, Order, Rows, Screen, Size, press, wrapped
-from marshal_py.cli.top.source import Seen, Source, Trends
+from marshal_py.cli.top.picture import Frame, Order, Rows, Screen, Size, Trends, press, wrapped
+from marshal_py.cli.top.source import Seen, Source
 from marshal_py.client.marshal import connect
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import Heartbeat, Leave

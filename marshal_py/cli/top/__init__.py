@@ -20,8 +20,8 @@ from marshal_py.cli.documents import Time, prints, time_of
 from marshal_py.cli.options import ReadOptions, check_time, command, require_group
 from marshal_py.cli.terminal import Terminal
 from marshal_py.cli.top import picture
-from marshal_py.cli.top.picture import Frame, Order, Rows, Screen, Size
-from marshal_py.cli.top.source import GroupTrend, Source, change
+from marshal_py.cli.top.picture import Frame, GroupTrend, Order, Rows, Screen, Size
+from marshal_py.cli.top.source import Source, change
 from marshal_py.errors import MarshalError
 from marshal_py.log.observer import Observer
 from marshal_py.transport.clock import SystemClock
@@ -101,7 +101,7 @@ def _reader(options: ReadOptions) -> tuple[Callable[[], Observer], tuple[int, in
 
 def _print(options: ReadOptions, source: Source) -> None:
     seen = source.look()
-    rows = choosing.groups(Screen(), Rows(seen.groups))
+    rows = picture.groups(Screen(), Rows(seen.groups))
     if options.as_json:
         output.print_json(TopPicture(source.observer.topic, time_of(seen.as_of_ms), rows))
         return
