@@ -41,7 +41,6 @@ COMMANDS: Final = {
         "consume produce PRODUCE_EXAMPLE",
     ),
     "get": Command("Print messages of a topic by offset, time or key.", "get get EXAMPLE"),
-    "index": Command("Index the keys of a topic, so that `marshal get --index` is fast.", "get index INDEX_EXAMPLE"),
     "top": Command("Watch all groups on one screen, the ones in trouble first.", "top top EXAMPLE"),
     "state": Command(
         "Show groups: sessions, claims, positions, lag, pause, policy; or one of these in full.", "state state EXAMPLE"

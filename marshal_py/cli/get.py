@@ -1,15 +1,11 @@
-"""`marshal get`: any message of a topic, by offset, time or key; and `marshal index`, which makes that fast by key.
-
-They join no group and write nothing into the cluster.
-"""
+"""`marshal get`: any message of a topic, by offset, time or key. Joins no group and writes nothing into the cluster."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -22,8 +18,7 @@ from rich.text import Text
 from marshal_py.cli import lines, output
 from marshal_py.cli.documents import prints, time_of
 from marshal_py.cli.lines import DecodingOptions
-from marshal_py.cli.options import CommonOptions, TopicName, command, iso_time
-from marshal_py.topics.key_index import Status
+from marshal_py.cli.options import TopicName, command, iso_time
 from marshal_py.topics.keys import ALL, PARTITIONERS
 from marshal_py.topics.request import EndOfBatch, GetRequest, StoredMessage
 from marshal_py.topics.topic import Topic
@@ -55,72 +50,6 @@ class ScanBar:
             self._bar.stop()
             self._bar = None
         self._began_s = time.monotonic()
-
-
-INDEX_EXAMPLE: Final = output.example("marshal index users users.idx")
-FOLLOW_S: Final = 1.0  # between two updates
-
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The index, an SQLite file.")]
-
-
-@command
-@prints(Status)
-def index(
-    options: CommonOptions,
-    topic: TopicName,
-    file: File,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then keep it up to date until Ctrl-C.")] = False,
-    status: Annotated[bool, typer.Option("--status", help="Only show how far it is behind; change nothing.")] = False,
-) -> None:
-    """Index the keys of a topic, so that `marshal get --index` is fast. Goes on where an earlier run ended.
-
-    It creates the file if there is none, and shows how many keys and messages the index has. Other processes can use it
-    meanwhile.
-    """
-    if follow and status:
-        raise typer.BadParameter("--follow or --status, not both")
-    if status:
-        require_index(file, topic)
-        with _opened(options, topic, file) as source:
-            _print_status(options, source.index_status())
-        return
-    with output.until_interrupted(follow) as interrupted, _opened(options, topic, file) as source:
-        known: Status | None = None
-        while True:
-            found = source.update_index()
-            if found != known:
-                _print_status(options, found)
-            known = found
-            if not follow or interrupted():
-                return
-            time.sleep(FOLLOW_S)
-
-
-def require_index(file: Path, topic: str) -> None:
-    """Raises CommandFailed if there is no such file: only `marshal index` without --status creates one."""
-    if not file.exists():
-        raise output.CommandFailed(f"{file} does not exist: marshal index {topic} {file}")
-
-
-@contextmanager
-def _opened(options: CommonOptions, topic: str, file: Path) -> Iterator[Topic]:
-    bar = ScanBar()
-    source = Topic(options.transport(), topic, on_progress=bar.show)
-    try:
-        source.key_index(file)
-        yield source
-    finally:
-        bar.hide()
-        source.close()
-
-
-def _print_status(options: CommonOptions, found: Status) -> None:
-    behind = f", {found.behind} offsets behind" if found.behind else ""
-    options.print_result(
-        found,
-        f"{found.messages} messages of {found.keys} keys of topic {found.topic!r} are indexed, with copies of "
-        f"{found.copies}{behind}",
-    )
 
 
 EXAMPLE: Final = output.example("marshal get users --multi-last '1234.>' --up-to-time 2026-01-31T12:00:00Z")
@@ -169,7 +98,8 @@ class GetOptions(DecodingOptions):
         str, typer.Option(help=f"How the producers choose the partition of a key: {', '.join(PARTITIONERS)}.")
     ] = ALL
     index: Annotated[
-        Path | None, typer.Option("--index", metavar="FILE", help="Answer with this key index (`marshal index`).")
+        Path | None,
+        typer.Option("--index", metavar="FILE", help="Answer by this key index, made or brought up to date first."),
     ] = None
     read_uncommitted: Annotated[
         bool, typer.Option("--read-uncommitted", help="Also messages of open and aborted transactions.")
@@ -236,7 +166,8 @@ def get(
     with output.until_interrupted(options.follow):
         try:
             if options.index is not None:
-                require_index(options.index, topic)
+                if not options.index.exists():
+                    output.say(f"{options.index} is new: the keys of topic {topic!r} are indexed first")
                 source.key_index(options.index)
             if not options.follow:
                 _print(source, request, options.every, options.as_json, bar)

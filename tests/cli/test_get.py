@@ -124,44 +124,22 @@ def test_wrong_questions(users: Shell, arguments: list[str], code: int, says: st
     assert len(text) < 500
 
 
-def test_only_a_build_creates_an_index(users: Shell, tmp_path: Path) -> None:
-    """A mistyped path would read the whole topic and leave a file."""
-    file = tmp_path / "user.idx"
-    for command in (["get", TOPIC, "key", "--index"], ["index", "--status", TOPIC]):
-        refused = users.run(*command, str(file))
-        assert (refused.exit_code, f"marshal index {TOPIC} {file}" in refused.stderr) == (1, True)
-        assert not file.exists()
-
-
 def test_a_topic_that_is_not_there(shell: Shell) -> None:
     result = shell.run("get", "nothing", "key")
     assert result.exit_code == 1
     assert "does not exist" in result.stderr
 
 
-def test_an_index_is_built_shown_and_used(users: Shell, tmp_path: Path) -> None:
+def test_an_index_is_built_and_used(users: Shell, tmp_path: Path) -> None:
     file = str(tmp_path / "users.idx")
-    wanted = {"topic": TOPIC, "keys": 6, "messages": 7, "behind": 0, "copies": 0}  # a cluster without topic ids
-    assert users.json("index", TOPIC, file) == wanted
-    assert users.json("index", "--status", TOPIC, file) == wanted
-    assert "are indexed, with copies of 0" in users.run("index", TOPIC, file).stdout
+    first = users.run("get", TOPIC, "1234.address", "--index", file)
+    assert (first.exit_code, "is new: the keys of topic" in first.stderr) == (0, True)
+    again = users.run("get", TOPIC, "1234.address", "--index", file)
+    assert (again.stdout, again.stderr) == (first.stdout, "")
     assert lines_of(users, "1234.address", "--index", file) == lines_of(users, "1234.address")
     assert lines_of(users, "--multi-last", "1234.>", "--index", file) == lines_of(users, "--multi-last", "1234.>")
     other = users.run("get", "orders", "key", "--index", file)
     assert (other.exit_code, "the index of topic" in other.stderr) == (1, True)
-
-
-def test_an_index_is_followed(users: Shell, tmp_path: Path) -> None:
-    file = str(tmp_path / "users.idx")
-    assert users.run("index", TOPIC, file).exit_code == 0
-    with users.start("index", "--follow", TOPIC, file, "--json") as follower:
-        try:
-            assert follower.stdout is not None
-            assert json.loads(follower.stdout.readline())["messages"] >= 7
-            assert users.run("produce", TOPIC, "--key-separator", ":", stdin=b"followed:1\n").exit_code == 0
-            assert json.loads(follower.stdout.readline())["keys"] == 7
-        finally:
-            follower.terminate()
 
 
 def test_an_answer_is_followed(users: Shell) -> None:

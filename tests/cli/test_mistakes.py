@@ -115,11 +115,6 @@ def test_a_name_that_kafka_takes_for_no_topic_is_refused_before_a_cluster_is_wai
     assert f"topic={name!r} is not allowed: " in result.stderr.splitlines()[-1]
 
 
-def test_the_name_of_a_topic_to_index_is_checked(tmp_path: Path) -> None:
-    result = Shell("127.0.0.1:1").run("index", "", str(tmp_path / "keys"))
-    assert (result.exit_code, "topic='' is not allowed: " in result.stderr) == (2, True)
-
-
 @pytest.mark.parametrize("servers", ["localhost:http", "localhost:0", "a:1,b:70000", "SSL://b:x"])
 def test_a_port_that_is_none_is_refused_before_a_cluster_is_waited_for(servers: str) -> None:
     assert "is no number of a port" in refused(Shell(servers), "state", "billing")
