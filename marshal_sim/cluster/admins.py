@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
+from marshal_py.admin.plans.runner import sealed
+
 from marshal_py.admin.plans.operation import GRACE_INTERVALS, INTERVAL_MS, Author, GroupContext, Operation
 from marshal_py.admin.plans.position import PositionPlan
-from marshal_py.admin.plans.runner import sealed
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.errors import AdminGaveUp, CoordinationError, KeyNeeded, MarshalError
 from marshal_py.protocol.fold.rationalizer import Verdict

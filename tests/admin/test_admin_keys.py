@@ -12,8 +12,7 @@ import pytest
 import marshal_py
 from marshal_py.admin.group import Group
 from marshal_py.admin.plans.change import DeletionPlan
-from marshal_py.admin.plans.operation import Author, GroupContext
-from marshal_py.admin.plans.runner import sealed
+from marshal_py.admin.plans.operation import Author, GroupContext, sealed
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.client.values import keys, options
 from marshal_py.errors import AdminFailed, GroupOpaque, InvalidOption, KeyNeeded, MembersAlive, UnsupportedPlatform

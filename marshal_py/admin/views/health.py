@@ -27,7 +27,16 @@ from marshal_py.protocol.fold.world import Group, Partition
 from marshal_py.protocol.member.advisory import Advisory
 from marshal_py.protocol.member.waiting import HANGS_MS, UNOWNED_MS, Facts, Standstill
 from marshal_py.protocol.wire.identity import NONE, TopicPartition, consumed
-from marshal_py.protocol.wire.records import AT_LEAST_ONCE, MODE_NAMES, died, ClaimingPartition, Evict, Heartbeat, Leave, Note
+from marshal_py.protocol.wire.records import (
+    AT_LEAST_ONCE,
+    MODE_NAMES,
+    ClaimingPartition,
+    Evict,
+    Heartbeat,
+    Leave,
+    Note,
+    died,
+)
 
 MOVES: Final = frozenset({"claimed", "released", "lost", "parked"})  # advisories of a claim that begins or ends
 GAPS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # upper bounds of the histogram of gaps
