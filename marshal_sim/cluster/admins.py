@@ -9,13 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-<<<<<<< HEAD
-from marshal_py.admin.plans.runner import sealed
-
-from marshal_py.admin.plans.operation import GRACE_INTERVALS, INTERVAL_MS, Author, GroupContext, Operation
-=======
 from marshal_py.admin.plans.operation import GRACE_INTERVALS, INTERVAL_MS, Author, GroupContext, Operation, sealed
->>>>>>> 912bb54d (marshal_sim: take what seals a record from where operations are)
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.errors import AdminGaveUp, CoordinationError, KeyNeeded, MarshalError
