@@ -392,12 +392,11 @@ def test_a_destructive_command_asks(servers: dict[str, Any], shell: Shell) -> No
 EXAMPLES = [
     pause.EXAMPLE,
     pause.RESUME_EXAMPLE,
-    pause.EXAMPLE,
+    pause.SET_POSITION_EXAMPLE,
     explain.EXAMPLE,
     groups.LS_EXAMPLE,
     groups.CREATE_EXAMPLE,
     groups.UPDATE_EXAMPLE,
-    groups.SHRINK_EXAMPLE,
     members.STEP_DOWN_EXAMPLE,
 ]
 
