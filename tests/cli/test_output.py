@@ -19,7 +19,7 @@ from marshal_py.admin.views.group_info import PositionInfo
 from marshal_py.cli import output
 
 # Who prints no table: a progress bar, the demo's live view, and messages, whose lines have no greatest width.
-OTHERS = {"output.py", "scan_bar.py", "get.py"}
+OTHERS = {"output.py", "get.py"}
 
 
 def test_one_place_decides_how_wide_a_table_is() -> None:

@@ -377,7 +377,7 @@ def test_the_example_of_the_help_text_runs() -> None:
     line = simulate.run.EXAMPLE.splitlines()[-1].strip()
     assert line in run("run", "--help").stdout
     done = subprocess.run(
-        [sys.executable, "-m", "marshal_py.cli", *line.split()[1:]],
+        [sys.executable, *line.split()[1:]],
         cwd=REPOSITORY,
         text=True,
         env=Shell("").environment(),
