@@ -95,9 +95,9 @@ COMMANDS: Final = {
     "log": Command("Look into the coordination topic.", "log"),
     "groups": Command("Administer groups.", "groups"),
     "members": Command("Administer the consumers of a group.", "members"),
-    "keygen": Command(
-        "Make a key for --sign-with, and print its public half, for `marshal groups update --admin-key`.",
-        "keygen keygen EXAMPLE",
+    "keys": Command(
+        "Print the public half of a key for --sign-with, as `marshal groups update --admin-key` takes it.",
+        "keys keys EXAMPLE",
     ),
     "schema": Command(
         "Print the JSON Schema of what a command prints with --json; without COMMAND, the names of all of them.",

@@ -104,7 +104,7 @@ class SettingOptions:
         typer.Option(
             "--admin-key",
             metavar="KEY",
-            help="Who alone may administer the group, by --sign-with: a public key of `marshal keygen`. Give it for "
+            help="Who alone may administer the group, by --sign-with: a public key of `marshal keys`. Give it for "
             "each one: they replace those that there are. none: whoever may write to the coordination topic.",
         ),
     ] = None

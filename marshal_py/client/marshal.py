@@ -342,7 +342,7 @@ class Marshal:
         `evidence_dir`: where a consumer that ends with Diverged saves its state; by default where temporary files are.
         `last_will`: who ends the sessions of this process if it dies, so that others take over at once: "auto" is the
         `marshal run` around this process, if there is one; "process" is a small process that this call starts; "off".
-        `sign_with`: a file of `marshal keygen`; changes of groups that have admin keys are signed with it.
+        `sign_with`: a file of `marshal keys`; changes of groups that have admin keys are signed with it.
 
         `error_cb`, `stats_cb` and `logger` among the settings are called on the thread "marshal-callbacks". While no
         broker answers, a line in the log of this process says every 5 s why.

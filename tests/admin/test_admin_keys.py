@@ -97,7 +97,7 @@ def test_a_connection_signs_what_it_changes(
 ) -> None:
     """F11.2: by `connect(sign_with=...)`, every verb that changes a group."""
     marshal.group(GROUP).set_config(admin_keys=[public(files[0])])
-    with pytest.raises(InvalidOption, match="a file of `marshal keygen`"):
+    with pytest.raises(InvalidOption, match="a file of `marshal keys FILE --generate`"):
         marshal_py.connect(MemoryTransport(broker), sign_with=files[0].parent)
     with marshal_py.connect(MemoryTransport(broker), sign_with=files[0]) as operator:
         with operator.consumer(GROUP, ["orders"], heartbeat_interval_s=1.0) as consumer:
@@ -149,7 +149,7 @@ def test_a_file_keeps_its_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     secret = file.read_text().splitlines()[1]
     (tmp_path / "cut.key").write_text(file.read_text()[:-40])
     for wrong in (tmp_path / "cut.key", tmp_path / "none.key", tmp_path):
-        with pytest.raises(InvalidOption, match="a file of `marshal keygen`") as refused:
+        with pytest.raises(InvalidOption, match="a file of `marshal keys FILE --generate`") as refused:
             keys.read(wrong)
         assert secret not in str(refused.value)
     for text in ("", "ab", "x" * 64, found + "00", 5):

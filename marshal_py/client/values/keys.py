@@ -41,8 +41,9 @@ def generate(file: Path) -> str:
     return _public(key).hex()
 
 
-def read(file: str | PathLike[str]) -> SigningKey:
-    """Returns the key of a file. Raises InvalidOption for one without an Ed25519 key, UnsupportedPlatform."""
+def read(file: str | PathLike[str], named: str = "sign_with") -> SigningKey:
+    """Returns the key of a file, which the argument `named` gave. Raises InvalidOption for one without an Ed25519 key,
+    UnsupportedPlatform."""
     _check()
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -52,7 +53,7 @@ def read(file: str | PathLike[str]) -> SigningKey:
     except (OSError, ValueError, TypeError):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise InvalidOption("sign_with", str(file), "a file of `marshal keygen`")
+        raise InvalidOption(named, str(file), "a file of `marshal keys FILE --generate`")
     return SigningKey(_public(key), key.sign)
 
 
@@ -62,7 +63,7 @@ def check(given: object) -> None:
         raise InvalidOption("admin_keys", given, f"a list of at most {ADMIN_KEYS_MAX} public keys")
     for text in given:
         if not isinstance(text, str) or _HEX.fullmatch(text) is None:
-            raise InvalidOption("admin_keys", text, "64 hex digits, as `marshal keygen FILE` prints them")
+            raise InvalidOption("admin_keys", text, "64 hex digits, as `marshal keys FILE` prints them")
     if given:
         _check()
 

@@ -214,7 +214,7 @@ class GroupConfig:
     balanced shares the backlog, too, and not only the number of partitions.
     `on_topic_recreated`: what happens to the partitions of a topic that was deleted and created again; with "fail"
     nobody consumes them until somebody moves their positions, with "earliest" they are consumed from their beginnings.
-    `admin_keys`: the public halves of `marshal keygen` whose holders alone may administer the group; [] is everybody.
+    `admin_keys`: the public halves of `marshal keys` whose holders alone may administer the group; [] is everybody.
 
     Raises InvalidOption.
     """

@@ -1,4 +1,4 @@
-"""`marshal keygen`, --admin-key, and --sign-with of the commands that change a group."""
+"""`marshal keys`, --admin-key, and --sign-with of the commands that change a group."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ GROUP = "keyed"
 
 def test_keys_from_the_first_to_the_last(shell: Shell, tmp_path: Path) -> None:
     one, two = str(tmp_path / "one.key"), str(tmp_path / "two.key")
-    made = shell.json("keygen", one)
-    first, second = made["public"], shell.run("keygen", two).stdout.strip()
+    made = shell.json("keys", one, "--generate")
+    first, second = made["public"], shell.run("keys", two, "--generate").stdout.strip()
     assert made["file"] == one
-    assert shell.run("keygen", two).exit_code == 1, "a key is never replaced"
+    assert shell.run("keys", two, "--generate").exit_code == 1, "a key is never replaced"
+    assert shell.run("keys", two).stdout.strip() == second
+    assert "--generate" in shell.run("keys", str(tmp_path / "none.key")).stderr
     with connect({"bootstrap.servers": shell.servers, "log_level": 0}) as marshal:
         marshal.create_group(GROUP)
     update = ("groups", "update", GROUP, "--yes", "--admin-key")
