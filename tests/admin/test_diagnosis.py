@@ -174,8 +174,9 @@ def test_a_silent_session_is_named_with_what_to_do() -> None:
     dead = story.join("dead", at_ms=NOW_MS - 21_000)
     story.join("alive", at_ms=NOW_MS - 4_000 - SKEW_MS)
     assert story.health()["silent consumer"] == (
-        f"'g': no sign of life of session {dead} of 'dead' for 21 s (its interval: 2 s) -> any running consumer of "
-        f"this log evicts them: start one of this group, or: marshal evict g {dead}"
+        f"'g': no sign of life of session {dead} of 'dead' for 21 s (its interval: 2 s) -> its process hangs, is "
+        f"gone, or may not write: its own log says which; any running consumer of this log evicts them: start one of "
+        f"this group, or: marshal evict g {dead}"
     )
     story.tell(Heartbeat(dead, 1), at_ms=NOW_MS - 1_000)
     assert story.health() == {}
