@@ -92,6 +92,10 @@ COMMANDS: Final = {
         "dead_letters dead_letters EXAMPLE",
     ),
     "topics": Command("Topics: create, show, change, delete.", "topics"),
+    "bundle": Command(
+        "Write one file about a group for a bug report: its log, what the doctor finds, lag, versions and settings.",
+        "log bundle BUNDLE_EXAMPLE",
+    ),
     "log": Command("Look into the coordination topic.", "log"),
     "groups": Command("Administer groups.", "groups"),
     "members": Command("Administer the consumers of a group.", "members"),
@@ -102,6 +106,10 @@ COMMANDS: Final = {
     "schema": Command(
         "Print the JSON Schema of what a command prints with --json; without COMMAND, the names of all of them.",
         "schema schema EXAMPLE",
+    ),
+    "simulate": Command(
+        "Run the protocol in simulated clusters with faults, and judge each run by the promises.",
+        "marshal_sim.commands.simulate",
     ),
 }
 

@@ -40,6 +40,7 @@ from marshal_py.protocol.wire.records import Heartbeat, Record
 
 TAIL_EXAMPLE: Final = output.example("marshal log tail billing -n 20")
 DUMP_EXAMPLE: Final = output.example("marshal log dump --output billing.dump")
+BUNDLE_EXAMPLE: Final = output.example("marshal bundle billing -o billing.bundle")
 LOAD_EXAMPLE: Final = output.example("marshal log load billing.dump --coordination-topic __restored")
 RESET_EXAMPLE: Final = output.example("marshal log reset --dry-run")
 
@@ -60,11 +61,18 @@ class TailLine(Struct, frozen=True):
 
 
 class Dumped(Struct, frozen=True):
-    """How many records a file holds, and in how many of them words were left out, for a bug report."""
+    """How many records a file holds."""
 
     file: str
     records: int
-    left_out: int = 0
+
+
+class Bundled(Struct, frozen=True):
+    """The file, how many records are in it, and of how many something was left out."""
+
+    file: str
+    records: int
+    left_out: int
 
 
 class Loaded(Struct, frozen=True):
@@ -158,32 +166,15 @@ def dump(
     ] = None,
     force: Force = False,
     human: Annotated[bool, typer.Option("--human", help="Sentences for people, which cannot be loaded again.")] = False,
-    bug_report: Annotated[
-        bool,
-        typer.Option(
-            "--bug-report", help="With what the doctor finds of GROUP, lag, versions and settings, and without secrets."
-        ),
-    ] = False,
 ) -> None:
     """Write every record as a line of JSON with a checksum; with --json each line has the verdict of the fold, too.
 
     Every command that takes --dump can read such a file, and `log load` loads it. A dump of one group holds the
     group's whole log, because only whole logs can be folded, and log 0, which holds the root.
-
-    The file of --bug-report holds no key and no value of a message. Left out are words of handlers (why they ended a
-    message, and the keys that hold up a `process`), what others wrote into the coordination topic, and every setting
-    that may be secret. It holds names of groups, topics and hosts, client ids, and the reasons that admins gave; also
-    those of other groups in the same log. Look at it with `marshal log tail --dump FILE` before you send it; `marshal
-    doctor --dump FILE` prints what the doctor found.
     """
     if human and (options.as_json or path is not None):
         raise typer.BadParameter("--human goes to stdout, and not together with --json")
     transport = options.transport()
-    if bug_report:
-        if group is None or path is None:
-            raise typer.BadParameter("--bug-report goes with GROUP and --output")
-        _bug_report(options, group, path, force)
-        return
     if group is not None:
         with Observer(transport, options.coordination_topic) as observer:
             observer.fold(group)
@@ -204,7 +195,24 @@ def dump(
             options.print_result(Dumped(str(path), count), f"{count} records in {path}")
 
 
-def _bug_report(options: CommonOptions, group: str, path: Path, force: bool) -> None:
+@command
+@prints(Bundled)
+def bundle(
+    options: CommonOptions,
+    group: changes.GroupName,
+    path: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="Write there.")],
+    force: Force = False,
+) -> None:
+    """Write one file about a group for a bug report: its log, what the doctor finds, lag, versions and settings.
+
+    Every command that takes --dump reads it, and `marshal doctor --dump FILE` prints what the doctor found. The first
+    line of the file has the rest as JSON.
+
+    It holds no key and no value of a message. Left out are words of handlers (why they ended a message, and the keys
+    that hold up a `process`), what others wrote into the coordination topic, and every setting that may be secret. It
+    holds names of groups, topics and hosts, client ids, and the reasons that admins gave; also those of other groups in
+    the same log. Look at it with `marshal log tail --dump FILE` before you send it.
+    """
     settings, transport = options.settings(), options.transport()
     with Watch(options.observer, group) as watch:
         watch.refresh()
@@ -224,7 +232,7 @@ def _bug_report(options: CommonOptions, group: str, path: Path, force: bool) -> 
             observer, file, group, about=about, change=lambda record: archive.without_words(root, record)
         )
     text = f"{count} records in {path}; of {left_out} of them words were left out"
-    options.print_result(Dumped(str(path), count, left_out), text)
+    options.print_result(Bundled(str(path), count, left_out), text)
 
 
 @app.command("load", epilog=LOAD_EXAMPLE)

@@ -124,7 +124,7 @@ def replay(
 ) -> Replay:
     """Calls `handler` with every delivery to a group that a dump shows, in order, and says where it ended otherwise.
 
-    - `dump`: a file that `marshal log dump` wrote. Its log is folded, and members' digests in it
+    - `dump`: a file that `marshal log dump` or `marshal bundle` wrote. Its log is folded, and members' digests in it
       are compared, unless a bundle has left words out.
     - `handler`: is called with each message. It answers as in a consumer; if it returns without an answer, the message
       counts as finished, and as given back if it raises. A class is instantiated once per session, like a process:

@@ -10,7 +10,7 @@ Key and value are base64, or null where the record has none. Lines may have more
 hash of everything from the file's first byte to that place, so a changed byte is noticed in its own line. This guards
 against accidents; the digests inside the log guard against intent (PROTOCOL.md 6).
 
-A bundle (`marshal log dump --bug-report`) is a dump whose header has an object `about`: what was known besides when it
+A bundle (`marshal bundle`) is a dump whose header has an object `about`: what was known besides when it
 was made.
 
 Nothing here talks to a cluster or folds a record.

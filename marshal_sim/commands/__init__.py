@@ -1,4 +1,4 @@
-"""`python -m marshal_sim`, and `marshal verify`, which marshal_py/cli/app.py names and imports when called."""
+"""The commands `marshal simulate` and `marshal verify`, which marshal_py/cli/app.py names and imports when called."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""`python -m marshal_sim audit FILE`: judges a dump of a cluster, and runs simulated consumers from its final state."""
+"""`marshal simulate audit FILE`: judges a dump of a cluster, and runs simulated consumers from its final state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from marshal_sim.tools import dump_audit, sweep
 from marshal_sim.tools.dump_audit import Audit
 from marshal_sim.tools.schedule import Schedule
 
-EXAMPLE: Final = output.example("python -m marshal_sim audit billing.dump --seeds 0:4 --json")
+EXAMPLE: Final = output.example("marshal simulate audit billing.dump --seeds 0:4 --json")
 
 
 @command

@@ -1,4 +1,4 @@
-"""`python -m marshal_sim run`: seeds, each a cluster with faults, or one kept schedule."""
+"""`marshal simulate run`: seeds, each a cluster with faults, or one kept schedule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from marshal_sim.commands import one_run, seeds
 from marshal_sim.tools import sweep
 from marshal_sim.tools.sweep import Counted
 
-EXAMPLE: Final = output.example("python -m marshal_sim run --seeds 0:4 --json")
+EXAMPLE: Final = output.example("marshal simulate run --seeds 0:4 --json")
 
 Scenario = Annotated[
     Path | None,
@@ -130,7 +130,7 @@ def _on_spark(chosen: range, master: str | None) -> Iterable[Counted]:
     from marshal_py.spark.stream.session import local_session
     from marshal_sim.tools import spark_sweeps as sweeps
 
-    session = local_session(master or "local[*]", name="marshal_sim")
+    session = local_session(master or "local[*]", name="marshal simulate")
     try:
         return sweeps.runs(sweeps.sweep(session, chosen))
     finally:

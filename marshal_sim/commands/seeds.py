@@ -97,4 +97,4 @@ def words_of(options: Options) -> str:
 def again(seed: int, mutant: str | None = None, words: str = "", command: str = "run") -> str:
     """Returns the command that repeats a run. `command`: the subcommand, with its argument."""
     command = command if mutant is None else f"mutants {mutant}"
-    return f"python -m marshal_sim {command} {words}--seed {seed} --trace"
+    return f"marshal simulate {command} {words}--seed {seed} --trace"

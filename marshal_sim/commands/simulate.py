@@ -1,6 +1,6 @@
-"""`python -m marshal_sim`: the shipped protocol code in simulated clusters with faults. Needs no Kafka.
+"""`marshal simulate`: the shipped protocol code in simulated clusters with faults. Needs no Kafka.
 
-One file per command: `run`, `mutants`, `exhaustive`, `audit`.
+One file per subcommand: `run`, `mutants`, `exhaustive`, `audit`.
 """
 
 from __future__ import annotations

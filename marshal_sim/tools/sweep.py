@@ -1,4 +1,4 @@
-"""The work behind `python -m marshal_sim`: many seeds in processes, one seed with its trace, a search for planted bugs.
+"""The work behind `marshal simulate`: many seeds in processes, one seed with its trace, a search for each planted bug.
 
 Results come in the order of the seeds, so that sums and hashes do not depend on the number of processes. This file
 judges nothing: run.py gives the verdicts.

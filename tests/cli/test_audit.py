@@ -175,12 +175,12 @@ def commands() -> dict[str, Any]:
 
 
 NO_JSON = {"run", "schema"}  # the output of a program, and what is JSON anyway
-COMMANDS_MAX = 40  # what `marshal --help` and those of its groups list
+COMMANDS_MAX = 38  # what `marshal --help` and those of its groups list
 
 
 def test_there_are_few_commands() -> None:
-    """One more needs another that goes, or a reason to raise the number."""
-    assert len(commands()) <= COMMANDS_MAX
+    """One more needs another that goes, or a reason to raise the number. The simulator's are of the proof."""
+    assert len([name for name in commands() if not name.startswith("simulate ")]) <= COMMANDS_MAX
     assert not [name for name, command in commands().items() if command.hidden], "a second name of another one"
 
 

@@ -1,4 +1,4 @@
-"""`marshal log dump --bug-report`: what is in the file, what is not, and who reads it."""
+"""`marshal bundle`: what is in the file, what is not, and who reads it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from marshal_py.transport.dump import Reader, memory_transport
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.ports import ClusterInfo
 from tests.cli.shell import DEADLINE_S, Shell
-from tests.support.command_line import prove
 from tests.support.healths import health
 
 GROUP, PLANTED = "letters", "pa55word"
@@ -48,7 +47,7 @@ def bundle(shell: Shell, broker: Broker, tmp_path_factory: pytest.TempPathFactor
     settings = folder / "client.properties"
     settings.write_text(f"client.id=tool\nclient.rack=here\nsasl.password={PLANTED}-setting\n", encoding="utf-8")
     path = folder / "letters.bundle"
-    told = shell.json("log", "dump", GROUP, "--bug-report", "-o", str(path), "--command-config", str(settings))
+    told = shell.json("bundle", GROUP, "-o", str(path), "--command-config", str(settings))
     assert told == {"file": str(path), "records": told["records"], "left_out": 3}
     return path
 
@@ -88,8 +87,8 @@ def test_commands_read_it_as_a_dump(bundle: Path, shell: Shell) -> None:
 
 
 def test_what_compares_digests_refuses_it(bundle: Path, shell: Shell) -> None:
-    for command in (("verify", "--dump"), ("log", "load", "--coordination-topic", "__copy"), ()):
-        refused = shell.run(*command, str(bundle)) if command else prove("audit", str(bundle))
+    for command in (("verify", "--dump"), ("simulate", "audit"), ("log", "load", "--coordination-topic", "__copy")):
+        refused = shell.run(*command, str(bundle))
         assert (refused.exit_code, "of 3 records words were left out" in refused.stderr) == (1, True), command
 
 
@@ -123,13 +122,8 @@ def test_only_what_may_be_a_secret_is_hidden_and_the_whole_of_it() -> None:
 
 
 def test_a_group_that_is_not_there_and_a_path_that_is_none(shell: Shell, billing: str, tmp_path: Path) -> None:
-    missing = shell.run("log", "dump", "leters", "--bug-report", "-o", str(tmp_path / "x"))
+    missing = shell.run("bundle", "leters", "-o", str(tmp_path / "x"))
     assert (missing.exit_code, "is not in __marshal" in missing.stderr) == (1, True)
     assert not (tmp_path / "x").exists()
-    assert shell.run("log", "dump", billing, "--bug-report", "-o", str(tmp_path / "no" / "x")).exit_code == 1
-    assert (
-        json.loads(shell.run("log", "dump", billing, "--bug-report", "-o", str(tmp_path / "y"), "--json").stdout)[
-            "left_out"
-        ]
-        == 0
-    )
+    assert shell.run("bundle", billing, "-o", str(tmp_path / "no" / "x")).exit_code == 1
+    assert json.loads(shell.run("bundle", billing, "-o", str(tmp_path / "y"), "--json").stdout)["left_out"] == 0

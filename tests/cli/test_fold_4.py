@@ -30,7 +30,6 @@ from marshal_py.protocol.wire.records import (
 from marshal_py.transport.dump import Reader
 from tests.cli.shell import Shell
 from tests.support import checkpoints
-from tests.support.command_line import prove
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 DUMP = FIXTURES / "fold_4.dump"
@@ -64,7 +63,7 @@ def test_the_commands_accept_the_log() -> None:
     assert report["ok"], report["first"]
     assert report["heartbeat_digests"] + report["other_fold_versions"] > 10
     assert report["snapshot_digests"] > 4
-    audit = json.loads(prove("audit", str(DUMP), "--json").stdout)
+    audit = shell.json("simulate", "audit", str(DUMP))
     assert audit["verdict"] == "ok", audit["first"]
     assert audit["records"] == report["records"] == sum(len(shown) for shown in verdicts())
     assert min(audit[what] for what in ("handovers", "takeovers", "evictions", "grants", "pauses", "moves")) > 0

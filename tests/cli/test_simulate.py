@@ -1,4 +1,4 @@
-"""`python -m marshal_sim`: one result for any number of processes, traces that change nothing, exit codes, mutants."""
+"""`marshal simulate`: one result for any number of processes, a trace that changes nothing, exit codes, mutants."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from marshal_sim.tools import sweep
 from marshal_sim.tools.schedule import Schedule, text_of
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
 from tests.support import dumps
-from tests.support.command_line import prove
+from tests.support.command_line import invoke
 from tests.support.differential_log import DifferentialLog
 from tests.support.timeline_page import data_in
 
@@ -50,7 +50,7 @@ TOTALS = {
 
 
 def run(*arguments: str) -> Result:
-    return prove(*arguments)
+    return invoke(["simulate", *arguments])
 
 
 @functools.cache
@@ -111,7 +111,7 @@ def test_a_violation_is_1_and_names_its_seed(monkeypatch: pytest.MonkeyPatch) ->
     (found,) = objects(as_json)
     assert (found["violations"], found["failing"]) == (1, [FIRST])
     assert "seed 5: S2 violated at 17 ms, log offset 4: planted" in plain.stderr
-    assert "again: python -m marshal_sim run --seed 5 --trace" in plain.stdout
+    assert "again: marshal simulate run --seed 5 --trace" in plain.stdout
 
 
 @pytest.mark.parametrize("figure", ["takeovers", "deliveries"])
@@ -135,7 +135,7 @@ def test_one_seed_prints_its_counters() -> None:
     plain = run("run", "--seed", "3")
     assert plain.exit_code == 0
     assert ran.trace_hash in plain.stdout
-    assert plain.stdout.splitlines()[-1] == "again: python -m marshal_sim run --seed 3 --trace"
+    assert plain.stdout.splitlines()[-1] == "again: marshal simulate run --seed 3 --trace"
 
 
 def test_a_trace_tells_everything_and_changes_nothing() -> None:
@@ -241,7 +241,7 @@ def test_a_failing_seed_is_told_shrunk_kept_and_replayed(tmp_path: Path) -> None
     (first,) = objects(shrunk)
     (second,) = objects(run("run", "--scenario", str(kept), "--json"))
     assert first == second
-    assert first["again"] == f"python -m marshal_sim run --scenario {kept}"
+    assert first["again"] == f"marshal simulate run --scenario {kept}"
 
 
 def test_what_cannot_be_shrunk_or_read_says_so(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_one_run_from_a_dump_is_told(dump: Path, tmp_path: Path, monkeypatch: py
     done = run("audit", str(dump), "--seed", "1", "--trace", "--html", str(html), "--group", "billing")
     assert done.exit_code == 0, done.output
     assert "c1#0" in done.stdout
-    assert done.stdout.splitlines()[-1] == f"again: python -m marshal_sim audit {dump} --group billing --seed 1 --trace"
+    assert done.stdout.splitlines()[-1] == f"again: marshal simulate audit {dump} --group billing --seed 1 --trace"
     assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
     refused = run("audit", str(dump), "--seed", "1", "--group", "nobody")
     assert refused.exit_code == 1
@@ -377,7 +377,7 @@ def test_the_example_of_the_help_text_runs() -> None:
     line = simulate.run.EXAMPLE.splitlines()[-1].strip()
     assert line in run("run", "--help").stdout
     done = subprocess.run(
-        [sys.executable, *line.split()[1:]],
+        [sys.executable, "-m", "marshal_py.cli", *line.split()[1:]],
         cwd=REPOSITORY,
         text=True,
         env=Shell("").environment(),
@@ -393,5 +393,5 @@ def test_a_kind_of_run_happens_where_it_is_asked_for(flag: str) -> None:
     done = run("run", "--seed", "3", f"--{flag}", "--json")
     assert done.exit_code == 0, done.output
     (found,) = objects(done)
-    assert found["again"].startswith(f"python -m marshal_sim run --{flag} --seed 3")
+    assert found["again"].startswith(f"marshal simulate run --{flag} --seed 3")
     assert found["trace_hash"] != ran_of(3).trace_hash

@@ -13,7 +13,6 @@ from marshal_py.protocol.wire.identity import route
 from marshal_py.transport.embedded import Broker
 from tests.cli.shell import Shell
 from tests.support.broker_faults import bounds
-from tests.support.command_line import prove
 from tests.support.logs import groups_of
 
 LOGS = 2
@@ -107,7 +106,7 @@ def test_what_is_left_of_a_truncated_log_is_told(shell: Shell, broker: Broker, t
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     judged = [line for line in lines if line.get("log") == 1 and "verdict" in line]
     assert judged[0]["offset"] == oldest
-    assert json.loads(prove("audit", str(path), "--json").stdout)["verdict"] == "ok"
+    assert shell.json("simulate", "audit", str(path))["verdict"] == "ok"
 
 
 def test_a_dump_holds_all_that_is_left_of_the_roots_log(shell: Shell, broker: Broker, tmp_path: Path) -> None:
@@ -124,7 +123,7 @@ def test_a_dump_holds_all_that_is_left_of_the_roots_log(shell: Shell, broker: Br
         for where in ((), ("--dump", str(path))):
             done = shell.run(*command, *where)
             assert done.exit_code == 0, (command, where, done.stderr)
-    assert json.loads(prove("audit", str(path), "--json").stdout)["verdict"] == "ok"
+    assert shell.json("simulate", "audit", str(path))["verdict"] == "ok"
 
 
 def test_bootstrap(shell: Shell, broker: Broker) -> None:

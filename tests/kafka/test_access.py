@@ -309,7 +309,7 @@ def test_an_observer_reads_and_changes_nothing(
 ) -> None:
     consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
     user = new_user().may(*examination.rights_of(examination.OBSERVER, "__marshal", [group], [orders]))
-    user.json("log", "dump", group, "--bug-report", "-o", str(tmp_path / "bundle"))
+    user.json("bundle", group, "-o", str(tmp_path / "bundle"))
     assert user.name.encode() not in (tmp_path / "bundle").read_bytes()
     checked = user.marshal("check", group, "--lag", "0", "--age", "1s")
     assert (checked.exit_code, checked.stdout.split(":")[0]) == (1, f"WARNING {group}"), "nobody is there any more"

@@ -11,7 +11,6 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartiti
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 import marshal_py
-from tests.support.command_line import prove
 from tests.support.commands import DEADLINE_S, Commands
 from tests.support.kafka import Cluster, TopicFactory, wait_until
 from tests.support.timeline_page import picture_in
@@ -99,15 +98,10 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
     offline = command.json("verify", "--dump", str(path))
     assert offline["ok"]
     assert offline["records"] == command.json("verify", *where)["records"]
-    judged = json.loads(prove("audit", str(path), "--json").stdout)
+    judged = command.json("simulate", "audit", str(path))
     assert (judged["verdict"], judged["violations"], judged["sessions"]) == ("ok", 0, 1)
     assert (judged["records"], judged["claims"]) == (offline["records"], PARTITIONS)
-    raced = [
-        json.loads(line)
-        for line in prove(
-            "audit", str(path), "--group", group, "--seeds", "0:3", "--processes", "1", "--json"
-        ).stdout.splitlines()
-    ][-1]
+    raced = command.json("simulate", "audit", str(path), "--group", group, "--seeds", "0:3", "--processes", "1")
     assert (raced["seeds"], raced["violations"]) == (3, 0)
     assert raced["deliveries"] > 0
     copy = f"{coordination}-copy"

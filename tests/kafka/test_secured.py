@@ -157,7 +157,7 @@ def test_a_consumer_works_with_each_kind_of_credentials(
         texts |= {name: str(value) for name, value in client.settings.items()}
         texts["log_level"] = "0"
     file.write_text("".join(f"{name}={value}\n" for name, value in texts.items()))
-    for number, arguments in enumerate((("log", "dump", group, "--bug-report", "-o"), ("log", "dump", "-o"))):
+    for number, arguments in enumerate((("bundle", group, "-o"), ("log", "dump", "-o"))):
         told = invoke([*arguments, str(tmp_path / f"written-{number}"), "--command-config", str(file)])
         assert told.exit_code == 0, told.output
     for arguments in (("advisories", group), ("doctor", group), ("state", group, "--settings")):

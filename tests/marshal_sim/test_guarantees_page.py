@@ -61,7 +61,5 @@ def test_every_option_on_the_page_is_one() -> None:
     files = Path(simulate.__file__).parent.glob("*.py")
     known = {option for file in files for option in re.findall(r'"(--[a-z-]+)"', file.read_text(encoding="utf-8"))}
     simulator = PAGE.partition("## The layers of proof")[0]
-    used = set(re.findall(r"python -m marshal_sim[^\n#`]*?(--[a-z-]+)", PAGE)) | set(
-        re.findall(r"`(--[a-z-]+)", simulator)
-    )
+    used = set(re.findall(r"marshal simulate[^\n#`]*?(--[a-z-]+)", PAGE)) | set(re.findall(r"`(--[a-z-]+)", simulator))
     assert used - known == set()

@@ -14,7 +14,7 @@ from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_sim.cluster.run import simulate
 from marshal_sim.cluster.scenario import Options
 from marshal_sim.tools.schedule import Schedule, parse, text_of
-from tests.support.command_line import prove
+from tests.support.command_line import invoke
 from tests.support.partly import PARTLY
 
 
@@ -67,10 +67,10 @@ def test_a_seed_with_queries_can_be_kept_and_run_again() -> None:
     schedule = Schedule(4, Options(queries=2))
     assert "queries 2" in text_of(schedule)
     assert parse(text_of(schedule)) == schedule
-    told = prove("run", "--seeds", "0:4", "--queries", "2", "--json")
+    told = invoke(["simulate", "run", "--seeds", "0:4", "--queries", "2", "--json"])
     assert told.exit_code in (0, 1), told.output
     assert json.loads(told.stdout.splitlines()[-1])["violations"] == 0
-    assert prove("mutants", "--queries", "2").exit_code == 2
+    assert invoke(["simulate", "mutants", "--queries", "2"]).exit_code == 2
 
 
 def test_the_first_offset_is_the_same_for_ever() -> None:

@@ -1,4 +1,4 @@
-"""`marshal` and `python -m marshal_sim` in this process: typer's runner, with the commands built once.
+"""`marshal` in this process: typer's runner, with the commands built once.
 
 typer builds every command and its options anew for each call, which takes a hundred times as long as a short command.
 """
@@ -10,34 +10,23 @@ from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
-from typer import Typer
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from marshal_py.cli.app import app as marshal
-from marshal_sim.commands import simulate
+from marshal_py.cli.app import app
 from tests.support.documents import check_printed
 
 
 @functools.cache
-def _built(app: Typer) -> Any:
+def _command() -> Any:
     return get_command(app)
 
 
 def invoke(arguments: Sequence[str], **options: Any) -> Result:
     """Runs one command to its end, and compares what --json prints with its schema. `options` are those of
     typer.testing.CliRunner.invoke."""
-    return _run(marshal, arguments, **options)
-
-
-def prove(*arguments: str) -> Result:
-    """Does the same with a command of `python -m marshal_sim`."""
-    return _run(simulate.app, arguments)
-
-
-def _run(app: Typer, arguments: Sequence[str], **options: Any) -> Result:
-    with mock.patch("typer.testing._get_command", return_value=_built(app)):
+    with mock.patch("typer.testing._get_command", return_value=_command()):
         result = CliRunner().invoke(app, arguments, **options)
     if result.exception is None or isinstance(result.exception, SystemExit):
-        check_printed(_built(app).commands, arguments, result.stdout, result.stderr, result.exit_code)
+        check_printed(arguments, result.stdout, result.stderr, result.exit_code)
     return result

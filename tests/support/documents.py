@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from jsonschema import Draft202012Validator, FormatChecker
 
-from marshal_py.cli.app import AS_JSON
+from marshal_py.cli.app import AS_JSON, COMMANDS, load
 from marshal_py.cli.documents import Failure, schema_of
 
 LINES: Final = 20  # of the first and of the last ones that are compared, where a command prints thousands
-ANSWERING: Final = frozenset(
-    {"check", "verify", "run", "mutants", "exhaustive", "audit"}
-)  # their exit code is an answer beside the document
+ANSWERING: Final = frozenset({"check", "simulate", "verify"})  # their exit code is an answer beside the document
 
 _formats: Final = FormatChecker(formats=())
 
@@ -29,17 +27,15 @@ def _has_a_zone(text: object) -> bool:
         return False
 
 
-def check_printed(
-    commands: Mapping[str, Any], arguments: Sequence[str], stdout: str, stderr: str, exit_code: int
-) -> None:
+def check_printed(arguments: Sequence[str], stdout: str, stderr: str, exit_code: int) -> None:
     """Fails if a command that was called with --json has printed anything else than its documents."""
     given = list(arguments)
     options = " ".join(given[: given.index("--") if "--" in given else None])
-    if not AS_JSON.search(options) or given[0] not in commands:
+    if not AS_JSON.search(options) or given[0] not in COMMANDS:
         return
     lines = stdout.splitlines()
     for line in lines if len(lines) <= 2 * LINES else [*lines[:LINES], *lines[-LINES:]]:
-        check(json.loads(line), _validator(_function(commands[given[0]], given[1:])))
+        check(json.loads(line), _validator(given[0], given[1] if len(given) > 1 else ""))
     if exit_code and not (stdout and given[0] in ANSWERING):
         check(json.loads(stderr.splitlines()[-1]), _of_failures())
 
@@ -64,13 +60,10 @@ def validator_of(documents: Sequence[Any]) -> Draft202012Validator:
     return Draft202012Validator(strict(schema_of(documents)), format_checker=_formats)
 
 
-def _function(command: Any, words: Sequence[str]) -> Any:
-    return (command.commands[words[0]] if hasattr(command, "commands") else command).callback
-
-
 @functools.cache
-def _validator(function: Any) -> Draft202012Validator:
-    return validator_of(function.prints)
+def _validator(command: str, word: str) -> Draft202012Validator:
+    found = load(command)
+    return validator_of(getattr(found, "commands", {word: found})[word].callback.prints)
 
 
 @functools.cache

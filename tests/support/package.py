@@ -118,7 +118,7 @@ def try_out(archive: Path, environment: Path, version: str) -> None:
         raise SystemExit(f"more than {INSTALLED_BYTES_MAX / 1e6:.0f} MB")
     run(python, "-m", "pip", "install", "--quiet", f"{archive}[cli,metrics,otel,testing]", env=clean)
     assert run(str(environment / "bin" / "marshal"), "--version", env=clean).split()[-1] == version
-    run(python, "-m", "marshal_sim", "--help", env=clean)
+    run(str(environment / "bin" / "marshal"), "simulate", "--help", env=clean)
     run(python, "-c", "import marshal_py.metrics, marshal_py.otel, marshal_py.testing.plugin", env=clean)
 
 
