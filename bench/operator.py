@@ -20,10 +20,11 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import IO, Any, Final
@@ -39,7 +40,7 @@ from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import HASH_NAME, route
 from marshal_py.protocol.wire.records import ClaimingPartition, ClaimState, Genesis, Heartbeat, Join, Record, Topology
-from tests.support.brokers import free_ports
+from tests.support.brokers import free_ports, wait_until
 
 LOGS: Final = 16
 CLAIMS: Final = 12  # changed by each heartbeat
@@ -48,7 +49,7 @@ SCREEN: Final = (50, 200)
 MARSHAL: Final = str(Path(sys.executable).with_name("marshal"))
 COMMAND_S: Final = 120.0
 REPEATS: Final = 5
-WARM_S: Final = 10.0
+WARM_S: Final = 60.0  # top first reads what follows the snapshots
 WATCHED_S: Final = 30.0
 MESSAGES: Final = 1_000  # in each partition
 BEHIND: Final = 600  # where the positions are at the end of the history
@@ -276,17 +277,21 @@ def _exporter(environment: BenchEnvironment, log: str, tiny: bool) -> tuple[Any,
     (port,) = free_ports(1)
     arguments = _arguments(environment, log, ["exporter", "--port", str(port)])
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
-    took: list[float] = []
+    took, page = list[float](), f"http://127.0.0.1:{port}/metrics"
+
+    def knows_lags() -> bool:
+        with suppress(urllib.error.URLError), urllib.request.urlopen(page) as answer:
+            return b"marshal_group_lag{" in answer.read()
+        return False
 
     def scrape() -> None:
         began = time.monotonic()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            page = answer.read()
+        if not knows_lags():
+            raise RuntimeError("the exporter has forgotten the lags")
         took.append((time.monotonic() - began) * 1000)
-        if b"marshal_group_lag{" not in page:
-            raise RuntimeError("the exporter knows no lag")
 
     try:
+        wait_until(knows_lags, COMMAND_S, "the exporter has read the logs")
         _watched(process, tiny, scrape)
         status = Path(f"/proc/{process.pid}/status").read_text()
         (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
