@@ -422,10 +422,13 @@ class FailureDetector:
         """Returns for how long the pause has lasted: by the own wait, or another client's, continued since (T5)."""
         return self.clock.waited_ms(self._pause[1]) + self._pause[2]
 
-    def credit_pause(self, pause_change: int, waited_ms: int) -> None:
-        """Continues the own wait on a pause from another client's, if that is longer (T5)."""
-        if self._pause[0] == pause_change and waited_ms > self.pause_waited_ms():
-            self._pause = (pause_change, self.clock.counted_ms, waited_ms)
+    def credit_pause(self, pause_change: int, waited_ms: int, now: Instant) -> None:
+        """Continues the own wait on a pause from another client's, if that is longer (T5). It counts on from `now`, and
+        not from the end of the last step: what lies between is in the other wait already."""
+        counted = self.clock.counted_at(now)
+        own_ms = self._pause[2] + max(0, counted - max(self._pause[1], self.clock.floor_ms) - 1)
+        if self._pause[0] == pause_change and waited_ms > own_ms:
+            self._pause = (pause_change, counted, waited_ms)
 
     def deadline_ms(self, now: Instant) -> int:
         """Returns when `refresh` must be called at the latest: a session is waited out, or the step must end (T2)."""

@@ -105,15 +105,15 @@ def test_a_wait_on_the_pause_may_start_from_what_others_waited() -> None:
     session = book.join()
     token = book.pause()
     detector = FailureDetector(I)
-    detector.credit_pause(token, 4_000)
+    detector.credit_pause(token, 4_000, at(0))
     assert detector.pause_waited_ms() == 0, "it does not hold that pause yet"
     detector.refresh(book.group, at(0), True)
-    detector.credit_pause(token - 1, 4_000)
-    detector.credit_pause(token + 1, 4_000)
+    detector.credit_pause(token - 1, 4_000, at(0))
+    detector.credit_pause(token + 1, 4_000, at(0))
     assert detector.pause_waited_ms() == 0
-    detector.credit_pause(token, 3_000)
+    detector.credit_pause(token, 3_000, at(0))
     assert detector.pause_waited_ms() == 3_000
-    detector.credit_pause(token, 2_000)
+    detector.credit_pause(token, 2_000, at(0))
     assert detector.pause_waited_ms() == 3_000, "the greatest counts"
     wait(detector, book, 0, 500)
     assert detector.pause_waited_ms() == 3_499
@@ -121,10 +121,23 @@ def test_a_wait_on_the_pause_may_start_from_what_others_waited() -> None:
     renewed = book.must(ReleaseGroup(token, token, PAUSE_MS))
     detector.refresh(book.group, at(500), True)
     assert detector.pause_waited_ms() == 0, "a renewed pause is another one"
-    detector.credit_pause(token, 4_000)
+    detector.credit_pause(token, 4_000, at(500))
     assert detector.pause_waited_ms() == 0
-    detector.credit_pause(renewed, 1_000)
+    detector.credit_pause(renewed, 1_000, at(500))
     assert detector.pause_waited_ms() == 1_000
+
+
+def test_a_wait_that_is_taken_over_amid_a_step_counts_on_from_there() -> None:
+    """T5: what lies before the reading is in the other wait already, however often others are longer by a little."""
+    book = DifferentialLog()
+    book.join()
+    token = book.pause()
+    detector = FailureDetector(I)
+    detector.refresh(book.group, at(0), True)
+    for ms in range(STEP, 40 * STEP, STEP):
+        detector.credit_pause(token, ms - 1, at(ms - 1))
+        detector.refresh(book.group, at(ms), True)
+        assert detector.pause_waited_ms() <= ms
 
 
 def test_a_head_start_counts_from_the_version() -> None:

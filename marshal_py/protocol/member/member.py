@@ -635,7 +635,7 @@ class Member(MemberState):
         if record.digest is not None:
             self.divergence.compare(record.session, record.digest, now)
         if record.pause is not None:
-            self.detector.credit_pause(record.pause.pause_change, record.pause.waited_ms)
+            self.detector.credit_pause(record.pause.pause_change, record.pause.waited_ms, now)
         # Another member waits for a partition of this one, the pause may be over, or the digests differ.
         if record.ready or record.pause is not None or self.divergence.accusations:
             self.request_tick()
