@@ -121,7 +121,9 @@ def explain(
     group: changes.GroupName,
     partition: Annotated[
         str | None,
-        typer.Argument(metavar="TOPIC:PARTITION", help="Which partition; without it: what changed in the group."),
+        typer.Argument(
+            metavar="TOPIC:PARTITION", help="Which partition; without it, with --since: what changed in the group."
+        ),
     ] = None,
     at: Annotated[str | None, typer.Option("--at", metavar="TIME|OFFSET", help="As of then; now if left out.")] = None,
     since: Annotated[

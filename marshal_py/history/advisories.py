@@ -16,7 +16,7 @@ from marshal_py.protocol.claims import suspicion
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.member.advisory import PROBE, Advisory, AdvisoryKind, GroupEvents, silence, unpinned_by
-from marshal_py.protocol.member.waiting import lasting
+from marshal_py.protocol.member.waiting import READABLE, lasting
 from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
 from marshal_py.protocol.wire.records import (
@@ -104,7 +104,9 @@ class Advisories:
         """Returns an advisory if only a newer library can read the record (E5); other rejected ones cause none."""
         if group is None or group.opaque_at != verdict.offset:
             return []
-        return [Advisory("opaque", verdict.group, log=self._log, log_offset=verdict.offset, time_ms=time_ms)]
+        return [
+            Advisory("opaque", verdict.group, text=READABLE, log=self._log, log_offset=verdict.offset, time_ms=time_ms)
+        ]
 
     def _advisory(self, known: _KnownGroup, verdict: Verdict, time_ms: int, event: _Event) -> Advisory:
         topic, partition = event.tp if event.tp is not None else ("", NONE)

@@ -56,7 +56,7 @@ MOVES_SHOWN: Final = 3  # of a SetPosition, in its sentence
 REASONS: Final = {
     "garbage": "no record of this topic",
     "misrouted": "its group belongs to another log",
-    "opaque": "its group holds records of a newer library",
+    "opaque": "its group holds records that this installation cannot read",
     "malformed": "its content breaks the format",
     "genesis": "the log has its beginning already",
     "deleted": "the group is deleted",

@@ -182,6 +182,12 @@ def test_a_silent_session_is_named_with_what_to_do() -> None:
     assert story.health() == {}
 
 
+def test_a_group_that_nobody_used_is_not_said_to_be_used() -> None:
+    story = Story()
+    story.join("alive", at_ms=NOW_MS)
+    assert list(diagnosis.of_groups(story.groups(), {}, story.study, {}, "mistyped")) == []
+
+
 def test_topics_that_are_gone_or_smaller() -> None:
     story = Story()
     story.join("c")

@@ -224,7 +224,7 @@ SCENES: dict[str, tuple[Callable[[MemoryCluster], AbstractContextManager[Scene]]
         deleted,
         ("the group is deleted", "the group is deleted", "the group is deleted", ENDED, ENDED, "deleted"),
     ),
-    "opaque": (opaque, ("the group's records are of a newer library",) * 3 + (ENDED_TOO, ENDED_TOO, "opaque")),
+    "opaque": (opaque, ("this installation cannot read the group's records",) * 3 + (ENDED_TOO, ENDED_TOO, "opaque")),
     "paused": (paused, ("the group is paused for 3600 s",) * 4 + ("paused", "paused")),
     "pause_over": (pause_over, ("which are over: a consumer ends the pause",) * 3 + (NO_PROCESS, NO_PROCESS, "paused")),
     "topic_gone": (

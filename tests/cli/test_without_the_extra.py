@@ -80,6 +80,11 @@ def test_the_command_says_what_to_install(package: str) -> None:
     assert done.stderr == f"marshal: {package} is not installed here: pip install 'marshal_py[cli]'\n"
 
 
+def test_a_reader_of_a_group_with_keys_says_what_to_install() -> None:
+    done = run("from marshal_py.protocol.member import waiting; print(waiting.READABLE)", ("cryptography",))
+    assert "pip install 'marshal_py[keys]'" in done.stdout, done.stderr
+
+
 def test_a_registry_says_what_to_install() -> None:
     ask = ["marshal", "get", "users", "key", "--schema-registry", "http://here", "--bootstrap-servers", "here:1"]
     done = run(f"import sys; sys.argv = {ask}; from marshal_py.cli import main; main()", ("fastavro",))

@@ -261,8 +261,8 @@ def test_an_opaque_group_says_so_once() -> None:
     value[at] = 9  # a record version of the future
     book.put(sealed(value))
     book.put(sealed(value))
-    assert lines(book)[-1] == "opaque"
-    assert lines(book).count("opaque") == 1
+    assert lines(book)[-1] == "opaque: look with a newer release"
+    assert lines(book).count("opaque: look with a newer release") == 1
 
 
 def sealed(value: bytearray) -> bytes:

@@ -182,8 +182,9 @@ def of_groups(
     consumers; one "ok" without any. Unless `lenient`, what stops the `named` group is a failure. `infos`: Kafka's
     topics, None if gone, without those it may not describe. `causes`: `standstills`, by group. With `named` nothing is
     said of other groups."""
-    sound = True
+    sound = named is None
     for group in groups:
+        sound |= group.name == named
         if group.name != named and (group.deleted or named is not None):
             continue
         known = causes[group.name]
@@ -326,7 +327,7 @@ def _why_untold(found: GroupHealth, rows: Sequence[PartitionHealth], in_cluster:
     row = rows[0]
     why = f"the records at its position were lost ({row.parked})" if row.parked else "the topic was created again"
     if "opaque" in found.causes:
-        why = "its records are of a newer library"
+        why = "this installation cannot read its records"
     elif not in_cluster:
         why = "a dump does not say where topics end"
     elif row.end is None:

@@ -118,7 +118,7 @@ KINDS: Final[dict[AdvisoryKind, str]] = {
     "deactivated": "a session owns no partition any more; text: why it lost the last one",
     "pinned": "a consumer is pinned: it alone consumes; epoch: the pin, text: the priority group",
     "unpinned": "a consumer is pinned no longer; text: why: admin, timeout, left or evicted",
-    "opaque": "a record of a newer library ends the group for readers of this version",
+    "opaque": "this installation cannot read the group any more; text: the way out",
     "unserved": "by the group's settings nobody may own partitions of the topic, or a consumer gets none; text: why",
     "unacked": "a message has had no answer for long, or too many are tracked; offset: that message, text: how long",
     "handler_stuck": "a handler worked on a message for too long, so its partition is released; offset: that message",

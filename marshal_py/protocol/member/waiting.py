@@ -19,13 +19,17 @@ from marshal_py.protocol.policy import candidate_order, listed, names
 from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition, consumed
 from marshal_py.protocol.wire.records import EVICT_INTERVALS, Join
+from marshal_py.protocol.wire.signatures import VERIFIES
 
 NAMED_MAX: Final = 3  # how many consumers a text names
 HANGS_MS: Final = 10_000  # without an answer from any handler of a partition; most handlers take less
 UNOWNED_MS: Final = 10_000  # without an owner, though consumers are there: a claim takes far less
+READABLE: Final = ("" if VERIFIES else "pip install 'marshal_py[keys]', if the group has admin keys; else ") + (
+    "look with a newer release"
+)
 CAUSES: Final = {
     "deleted": "the group is deleted",
-    "opaque": "a record of a newer library ended the group for this version",
+    "opaque": "from here on the group's records need a newer library, or the extra `keys`",
     "paused": "an admin has paused the group",
     "pause_over": "the pause is over, and no consumer is there to end it",
     "topic_gone": "the cluster does not have the topic",
@@ -105,8 +109,8 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
             )
         ]
     if group.opaque_at != NONE:
-        text = f"from offset {group.opaque_at} on, the group's records are of a newer library"
-        return [Standstill("opaque", text, "look with that release")]  # what it says of its group is old
+        text = f"from offset {group.opaque_at} on, this installation cannot read the group's records"
+        return [Standstill("opaque", text, READABLE)]  # what it says of its group is old
     found: list[Standstill] = []
     if group.paused:
         text = f"the group is {facts.pause or f'paused for {group.pause_duration_ms / 1000:g} s'}"
