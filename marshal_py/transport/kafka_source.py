@@ -147,6 +147,7 @@ class KafkaSource:
                 self._close()
 
     def learn_leaders(self, topics: Iterable[str], anew: bool = False) -> None:
+        running = bool(self._assignments.fetched)
         if anew:
             with self._next_caller, self._client_lock:
                 self._run(self._replace_client)
@@ -154,7 +155,7 @@ class KafkaSource:
         # is a third of what a take-over may take.
         for topic in topics:
             with self._next_caller, self._client_lock:
-                self._run(self._learn_topic, topic)
+                self._run(self._learn_topic, topic, running)
 
     def _replace_client(self) -> None:
         """Goes on with another client, which fetches again what the old one had fetched and nobody has polled.
@@ -162,15 +163,15 @@ class KafkaSource:
         librdkafka (2.16, issue 4898) ignores the leaders of a topic that was created again as long as their epochs are
         lower than those that it has seen of the old topic: it would fetch nothing, without an error and without end.
         """
+        self._unconfirmed = {*self._assignments.fetched}  # as if a Ctrl-C had come: all is assigned again
         old, self._consumer = self._consumer, settings.create_client(Consumer, self._given)
-        self._assignments.unassigned_by_client([*self._assignments.fetched])
-        self._unconfirmed, self._ends_unknown = set(), set()
+        self._ends_unknown.clear()
         self._ends.clear()
         self._doubtful.clear()
         old.close()
 
-    def _learn_topic(self, topic: str) -> None:
-        if self._assignments.fetched:
+    def _learn_topic(self, topic: str, running: bool) -> None:
+        if running or self._assignments.fetched:
             # The request may wait behind a fetch on the same connection for `fetch.wait.max.ms`, so it is not cut into
             # slices. If no answer comes, librdkafka learns the leaders at its own next look.
             with contextlib.suppress(KafkaException):

@@ -17,7 +17,7 @@ from marshal_sim.judge.calls import s19_confirmed, s20_sought, s21_paused, s22_w
 from marshal_sim.judge.claims import s2_one_owner, s3_lease, s4_fencing, s11_pause, s25_revoked
 from marshal_sim.judge.closed import s13_poison_proof, s14_fail_closed
 from marshal_sim.judge.evidence import SIMULATED, Evidence, Slack, Violation
-from marshal_sim.judge.history import History
+from marshal_sim.judge.history import MAY_COUNT, History
 from marshal_sim.judge.lanes import s26_lanes, s26_letters, s26_silent
 from marshal_sim.judge.losses import s6_losses, s18_unsettled
 from marshal_sim.judge.messages import (
@@ -45,7 +45,7 @@ def judge(evidence: Evidence, slack: Slack = SIMULATED) -> Judgement:
     may have relied on records that are gone.
     """
     history = History(evidence, slack)
-    checks = OF_READERS if evidence.branched else (*OF_DELIVERIES, *OF_READERS, s15_honest_wait)
+    checks = OF_READERS if evidence.branched else (*OF_DELIVERIES, *OF_READERS, s15_honest_wait, s11_pause_length)
     found = list(history.found)
     for check in checks:
         found += check(history)
@@ -102,6 +102,26 @@ def s15_honest_wait(history: History) -> Iterator[Violation]:
                 history.evidence.appended_ms[eviction.offset],
                 eviction.offset,
                 f"session {eviction.session} was evicted after {eviction.waited_ms:g} ms of {need_ms}",
+            )
+
+
+def s11_pause_length(history: History) -> Iterator[Violation]:
+    """Yields each breach of S11: nobody ends the pause of somebody else before it has lasted for its duration."""
+    evidence = history.evidence
+    may_lie = [
+        at for at, kind in evidence.foreign_records.items() if kind in MAY_COUNT
+    ]  # about how long they waited (T5)
+    for ended in history.waited_out:
+        lied = any(ended.start < at <= ended.offset for at in may_lie)
+        if lied or ended.start < max(evidence.inherited, evidence.first):
+            continue  # of a dump the clocks are unknown
+        drift_ms = ended.need_ms * history.slack.drift_ppm // 1_000_000
+        if ended.waited_ms < ended.need_ms - drift_ms - history.slack.wait_ms:
+            yield Violation(
+                "S11",
+                evidence.appended_ms[ended.offset],
+                ended.offset,
+                f"{ended.by} ended the pause of {ended.group} after {ended.waited_ms:g} ms of {ended.need_ms}",
             )
 
 

@@ -170,6 +170,18 @@ class Eviction(NamedTuple):
     held: int  # how many partitions it took from the session
 
 
+class WaitedOut(NamedTuple):
+    """An accepted ReleaseGroup that ended somebody else's pause. `waited_ms` passed between the append of the pause's
+    newest change, at `start`, and the first sending of this record."""
+
+    offset: int
+    group: str
+    start: int
+    need_ms: int
+    waited_ms: float
+    by: str
+
+
 class FinalPosition(NamedTuple):
     """The position of a partition at the offset by which everything should be done."""
 

@@ -23,6 +23,7 @@ from marshal_sim.judge.facts import (
     Grant,
     Raise,
     SessionFacts,
+    WaitedOut,
     finished_spans,
 )
 from marshal_sim.judge.model import AT_MOST_ONCE, GroupModel
@@ -99,6 +100,7 @@ class History:
         self.sought: dict[Key, list[int]] = {}  # by partition: claims that a seek of their owner has begun (F6.6)
         self.stuck: list[tuple[float, str, dict[str, Any]]] = []  # Notes of silent handlers: when sent, group, fields
         self.evictions: list[Eviction] = []
+        self.waited_out: list[WaitedOut] = []
         self.claim_records: list[tuple[float, Key]] = []
         self.claimants: list[tuple[int, Client, float]] = []  # of each claim record: offset, sender, first sent
         self.notes: list[tuple[float, str, dict[str, Any]]] = []  # ms, group, fields
@@ -356,6 +358,12 @@ class History:
                 self.lost_ranges.setdefault(key, []).append((fields["from"], fields["to"]))
         elif kind == "ReleaseGroup" and fields["duration_ms"]:
             self.pauses_of.setdefault((group, fields["by"]), []).append(offset)
+        elif kind == "ReleaseGroup":
+            model = self._models[group]  # as it was before this record
+            if model.paused and fields["token"] != model.pause_change:
+                waited_ms = sent_ms - self.evidence.appended_ms[model.pause_change]
+                need_ms = model.pause_ms
+                self.waited_out.append(WaitedOut(offset, group, model.pause_change, need_ms, waited_ms, fields["by"]))
 
     def _note_consequences(self, offset: int, group: str, record: Record, sent_ms: float, sender: Client) -> None:
         """Notes the facts that follow from the model's state after an accepted record."""

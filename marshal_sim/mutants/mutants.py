@@ -22,7 +22,7 @@ from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member import rebalance
 from marshal_py.protocol.member.candidacy import Candidacy
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.time import HEARTBEATS_PER_INTERVAL, Due, Lease, Liveness, WaitClock
+from marshal_py.protocol.time import HEARTBEATS_PER_INTERVAL, Due, FailureDetector, Lease, Liveness, WaitClock
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE, ClaimState, Heartbeat, Leave, SetPosition
 from marshal_sim.cluster.run import simulate
@@ -175,6 +175,15 @@ def _x40() -> list[Patch]:
     return [(time, "QUIET_INTERVALS", 0)]
 
 
+def _t5() -> list[Patch]:
+    def credit_pause(self: FailureDetector, pause_change: int, waited_ms: int, now: Instant) -> None:
+        """Counts on from the end of the last step, so that what lies between counts twice."""
+        if self._pause[0] == pause_change and waited_ms > self.pause_waited_ms():
+            self._pause = (pause_change, self.clock.counted_ms, waited_ms)
+
+    return [(FailureDetector, "credit_pause", credit_pause)]
+
+
 def _x34() -> list[Patch]:
     advance = WaitClock.advance
 
@@ -303,6 +312,7 @@ _MEMBER: Final = (
     Mutant("X26", "a client that loses the race for the Genesis refuses", mutants_log.x26, _bias("genesis_race")),
     Mutant("X27", "entries against what was last sent", _x27, _bias("drop", "crash", mode=AT_LEAST_ONCE)),
     Mutant("X31", "heartbeats of a stuck reader", _x31, _bias("stuck_reader", clients=4)),
+    Mutant("T5", "what members waited for a pause adds up", _t5, _bias("admin", "two_admins", clients=4)),
     Mutant("X34", "waits continue through an outage", _x34, _bias("outage", "outage_writes")),
     Mutant(
         "X35",

@@ -25,7 +25,7 @@ PROMISES: Final = {
     "S9": "a take-over delivers again only what the owner had not reported as finished; a hand-over only what "
     "handlers held beyond their time",
     "S10": "a position decreases only where somebody sets it",
-    "S11": "in a pause nothing is claimed and nothing is delivered",
+    "S11": "in a pause nothing is claimed and nothing is delivered, and nobody ends it before its time",
     "S12": "an admin's tool reports truthfully whether positions moved",
     "S13": "garbage, records of other groups or logs, or without a needed key change nothing and stop no reader",
     "S14": "a reader that cannot trust the log stops",

@@ -10,8 +10,9 @@ import pytest
 import marshal_py
 from marshal_py import Consumer, TopicPartition
 from marshal_py.client.driver import loop
-from marshal_py.errors import InvalidOption
+from marshal_py.errors import ClusterUnreachable, InvalidOption
 from marshal_py.protocol.wire.records import GroupConfig, ReleasingPartition, Topology
+from marshal_py.transport.memory import MemorySource
 from marshal_py.transport.ports import OutOfRange
 from tests.support.client_fixtures import BackgroundConsumer, MemoryTestCluster, collect, joined, until
 
@@ -191,6 +192,27 @@ def test_a_topic_that_is_deleted_while_it_is_consumed(memory: MemoryTestCluster)
             until(lambda: {"topic_found", "parked"} <= set(reported(consumer, events)), "it is parked when it is back")
             assert background.error is None
             assert consumer.cached_info().waiting_for == "", "the other topic is work enough"
+
+
+def test_a_client_that_could_not_be_replaced_is_replaced_at_the_next_look(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D10: the old client of librdkafka might never fetch the new topic."""
+    topic, group, asked = memory.topic(), memory.group(), []
+    memory.fill(topic, 0, 5)
+    learn = MemorySource.learn_leaders
+
+    def fail_once(source: MemorySource, topics: list[str], anew: bool = False) -> None:
+        asked.append(anew)
+        if asked.count(True) == 1:
+            raise ClusterUnreachable("memory", "another client", "no token")
+        learn(source, topics, anew)
+
+    with memory.connect("c") as marshal, joined(marshal, group, [topic]) as consumer:
+        collect(consumer, 5)
+        monkeypatch.setattr(MemorySource, "learn_leaders", fail_once)
+        make_anew(memory, topic, 1, 2)
+        until(lambda: asked.count(True) == 2, "it tries again")
 
 
 def test_a_refusal_of_the_old_topics_position_that_comes_late(memory: MemoryTestCluster) -> None:

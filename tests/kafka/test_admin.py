@@ -261,7 +261,7 @@ class Run:
 
 
 STEPS = [*((how, number) for how in ("write", "written") for number in (1, 2, 3)), *(("tick", n) for n in range(2, 9))]
-FEW = [("write", "SetPosition"), ("written", "SetPosition")]  # without and with a record
+FEW = [("written", "ReleaseGroup"), ("written", "SetPosition")]  # before the move, and after it
 
 
 @pytest.mark.timeout(600)

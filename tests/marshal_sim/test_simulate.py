@@ -400,6 +400,12 @@ def plant_s11(built: EvidenceBuilder) -> None:
     built.deliver(0, 6, 7)
 
 
+def plant_s11_early(built: EvidenceBuilder) -> None:
+    """The record claims the minute that the fold asks for, and was sent after half of it."""
+    start = built.say(5, PAUSE, -1, -1, 60_000)
+    built.say(30_000, PAUSE, start, -1, 0, 60_000)
+
+
 def plant_s12_lie(built: EvidenceBuilder) -> None:
     built.evidence.reports.append(ToolReport(GROUP, "admin", "moved", (("t", 0, 3),)))
 
@@ -515,6 +521,7 @@ PLANTED: list[tuple[str, int, Callable[[EvidenceBuilder], None]]] = [
     ("S10", 1, plant_s10_hole),
     ("S10", 1, plant_s10_backwards),
     ("S11", 1, plant_s11),
+    ("S11", 1, plant_s11_early),
     ("S12", 1, plant_s12_lie),
     ("S12", 1, plant_s12_denied),
     ("S12", 1, plant_s12_elsewhere),
@@ -841,6 +848,7 @@ QUICK = (
     "X27",
     "X30",
     "X31",
+    "T5",
     "X34",
     "X36",
     "X40",
@@ -998,8 +1006,8 @@ SKIPPED = {
 # `make test` looks for some of each kind, which are the quickest to find; `make proof` for all.
 SOME = frozenset(
     {"X2", "X4", "X5", "X16", "X24", "X26", "X27", "X30", "X36", "X41", "O1", "G1", "A3", "D3", "D6", "D8", "D12A"}
-    | {"H1", "L1", "L2", "W1", "Q1", "Q2", "T19C", "T19D", "D14A", "D14B", "D15A", "D16B", "U3", "P7", "K1", "K6"}
-    | {"C2", "C9", "C13", "C19", "C22", "C24", "C28", "F11C"}
+    | {"H1", "L1", "L2", "W1", "Q1", "Q2", "T19C", "T19D", "D14A", "D14B", "D15A", "D16B", "U3", "P7", "K1", "K6", "T5"}
+    | {"C2", "C9", "C13", "C19", "C22", "C24", "C28", "F11C", "F11D"}
 )
 
 
@@ -1023,7 +1031,7 @@ def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
     """X1-X42 and G1-G4 of the protocol's design: planted, except two limits, which are counted."""
     wanted = {f"X{n}" for n in range(1, 43)} | {f"G{n}" for n in range(1, 5)}
     others = {"A3", "A6", "D2", "D3", "D6", "D8", "D12", "D12A", "D12H", "D12L", "H1", "Q1", "Q2", "Q3", "Q4", "Q5"}
-    others |= {"T19A", "T19B", "T19C", "T19D", "T19E", "T19F"}
+    others |= {"T5", "T19A", "T19B", "T19C", "T19D", "T19E", "T19F"}
     others |= {"D14A", "D14B", "D14C", "D14D", "D15A", "D15B", "D15C", "D15D", "D15E", "D16A", "D16B", "D16C"}
     others |= {"R1", "R2", "R3", "R4", "R5", "L1", "L2", "L3", "P1", "P2", "P3", "P4", "P5", "P6"}
     others |= {"P7", "W1", "W2", "O1", "O2"}

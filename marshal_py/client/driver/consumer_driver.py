@@ -205,12 +205,15 @@ class TopicWatch:
                 self.later.add(topic)
                 self._driver.advise("topic_found", topic, text="a pattern matches it")
             changed = member.learn_topic(topic, info.partitions, info.topic_id)
-            anew = self._ids.get(topic, info.topic_id) != info.topic_id != ""
-            self._ids[topic] = info.topic_id or self._ids.get(topic, "")
+            known = self._ids.get(topic, "")
+            anew = known != "" and info.topic_id not in ("", known)
+            if not anew:
+                self._ids[topic] = info.topic_id or known
         if anew:
             self._driver.kick()  # what it owns of the old topic is parked at once
         if changed or anew:
             self._driver.source.learn_leaders([topic], anew)
+            self._ids[topic] = info.topic_id or known  # not before: the next look tries again what failed
             self._driver.kick()
 
 
