@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 HEAD = "file\tcpu_s\twall_s\n"
 
 
-def test_the_table_names_every_file_once_and_no_other() -> None:
+def test_the_table_names_no_file_twice_and_none_that_is_gone() -> None:
     lines = file_times.TABLE.read_text(encoding="utf-8").splitlines()
     files = [line.partition("\t")[0] for line in lines[1:]]
     present = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}

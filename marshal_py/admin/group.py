@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from marshal_py.admin.plans import change
 from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan, Edit, ShrinkPlan
 from marshal_py.admin.plans.impact import Impact, Row, check_pause, of_shrink, owners_of, parked_of, preview, rows_of
-from marshal_py.admin.plans.operation import Author, GroupContext, OperationRunner, Terms, Watcher
+from marshal_py.admin.plans.operation import Author, GroupContext, OperationRunner, Terms, Watcher, author_here
 from marshal_py.admin.plans.pause import PausePlan, ResumePlan
 from marshal_py.admin.plans.position import PositionPlan, PositionResolver, Target, check_size, target_of
 from marshal_py.admin.plans.sessions import EvictPlan, RemovePlan, StepDownPlan, find_session
@@ -126,7 +126,8 @@ class Group:
             self._kept.refresh()
             yield self._checked(self._kept, founding)
             return
-        opened = OperationRunner(self._transport, self._topic, self.name, self._timeout_s, self._author, self._key)
+        author = (self._author or author_here())._replace(key=self._key)
+        opened = OperationRunner(self._transport, self._topic, self.name, self._timeout_s, author)
         if self._connections is not None:
             self._kept = self._connections.enter_context(opened)
             yield self._checked(opened, founding)

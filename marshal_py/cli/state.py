@@ -60,7 +60,7 @@ class LagHistory(Struct, frozen=True):
 def print_history(options: ReadTableOptions, group: str, since: str) -> None:
     """Prints a group's lag since a time."""
     with options.observer() as observer:
-        series = lag_over_time(observer, group, period_in(options, observer, group, since, None))
+        series = lag_over_time(observer, group, period_in(options, observer, since, None))
     if series is None:
         raise unknown_group(options, group, since)
     times, lags = [time_of(moment) for moment in series.moments], series.lags

@@ -54,7 +54,7 @@ def timeline(
     if path is None and options.as_json:
         raise typer.BadParameter("--json needs --output: the page goes to stdout")
     with options.observer() as observer:
-        picture = picture_of(observer, group, period_in(options, observer, group, since, until))
+        picture = picture_of(observer, group, period_in(options, observer, since, until))
     if picture is None:
         raise unknown_group(options, group, until)
     _write(options, path, force, picture)
@@ -82,7 +82,7 @@ def unknown_group(options: ReadOptions, group: str, when: str | None) -> output.
     return output.CommandFailed(f"group {group!r} is younger than {when}")
 
 
-def period_in(options: ReadOptions, observer: Observer, group: str, since: str | None, until: str | None) -> Period:
+def period_in(options: ReadOptions, observer: Observer, since: str | None, until: str | None) -> Period:
     """Returns the period that --since and --until name. Raises CommandFailed without a log."""
     if observer.root is None:
         raise output.CommandFailed(NOBODY)

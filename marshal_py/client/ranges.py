@@ -6,7 +6,7 @@ handler timeouts work as ever; only the messages never come to this process.
 
 To plan is to choose the offsets of a claim's next range (`available`); `take` delivers the range, and `finish` marks it
 as done, as a whole. From its delivery to its end it is in flight, and at most one range per claim is (PROTOCOL.md D9).
-This file waits for nothing and asks nobody. Every method is called with the Marshal's lock held.
+Everything is called with the Marshal's lock held, but for what PlannedClaims asks the cluster.
 """
 
 from __future__ import annotations

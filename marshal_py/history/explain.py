@@ -297,7 +297,7 @@ def explain(
 ) -> Explanation:
     """Explains owner and position of `tp` at the cut. `world`: folded to where `records` begin. `lines_max`: of the
     story. Raises CoordinationError."""
-    story = _Story(world.groups.get(name), name, tp, lines_max)
+    story = _Story(world.groups.get(name), tp, lines_max)
     at_offset, at_ms = NONE, NONE
     for record, verdict in fold(world, records, cut):
         at_offset, at_ms = record.offset, record.timestamp_ms
@@ -365,7 +365,7 @@ def standing_of(group: Group | None, tp: TopicPartition) -> Standing:
 class _Story:
     """Collects the records that changed one partition or tried to, in the order of the log."""
 
-    def __init__(self, group: Group | None, name: str, tp: TopicPartition, lines_max: int) -> None:
+    def __init__(self, group: Group | None, tp: TopicPartition, lines_max: int) -> None:
         """`group`: as it is before the first record that `read` gets."""
         self.tp, self.lines_max = tp, lines_max
         self.standing = standing_of(group, tp)

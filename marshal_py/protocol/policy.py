@@ -553,7 +553,7 @@ def _owners(group: Group, order: Sequence[int]) -> dict[str, int]:
     for name in topics:
         owner = candidates.get(owner_of(group, TopicPartition(name, NONE)))
         if owner is not None and not owner.standby and _takes(owner, name):
-            _give(group, has, owner, name)
+            _give(has, owner, name)
         else:
             free.append(name)
     active = [one for one in candidates.values() if not one.standby]
@@ -562,7 +562,7 @@ def _owners(group: Group, order: Sequence[int]) -> dict[str, int]:
             able = [one for one in candidates.values() if _takes(one, name)]
             takers = [one for one in able if not one.standby] or able
             if takers:
-                _give(group, has, min(takers, key=lambda one: (_load(group, has, one, name), one.order)), name)
+                _give(has, min(takers, key=lambda one: (_load(group, has, one, name), one.order)), name)
                 free.remove(name)
         if not _move_one(group, has, active):
             break
@@ -573,7 +573,7 @@ def _takes(candidate: Candidate, topic: str) -> bool:
     return topic in candidate.topics and candidate.count < candidate.claims_max
 
 
-def _give(group: Group, has: dict[int, list[str]], candidate: Candidate, topic: str) -> None:
+def _give(has: dict[int, list[str]], candidate: Candidate, topic: str) -> None:
     has[candidate.id].append(topic)
     candidate.count += 1
 
@@ -594,7 +594,7 @@ def _move_one(group: Group, has: dict[int, list[str]], active: list[Candidate]) 
             if taker is not giver and _takes(taker, name) and _load(group, has, taker, name) < load:
                 has[giver.id].remove(name)
                 giver.count -= 1
-                _give(group, has, taker, name)
+                _give(has, taker, name)
                 return True
     return False
 

@@ -187,8 +187,8 @@ def call_directly(call: Callable[[], object]) -> None:
 
 # --- Finds out why client and server do not agree on TLS, because librdkafka does not say: asks the port itself
 #
-# errors.py has the sentence (TlsMismatch). connection_errors.py has what librdkafka says of certificates and
-# versions: it says that a server's is not valid, and not that it has expired or is another host's.
+# errors.py has the sentence (TlsMismatch). ConnectionErrors has what librdkafka says of certificates and versions: it
+# says that a server's is not valid, and not that it has expired or is another host's.
 
 
 PROBE_TIMEOUT_S: Final = 2.0

@@ -52,8 +52,8 @@ from marshal_py.transport.topic_checks import KEEP_FOREVER, wrong_settings
 
 # --- A small Kafka in memory: topics, committed offsets, Kafka groups, and switches for faults
 #
-# It uses no network and no files, and knows nothing of the protocol. memory.py gives access to it. Each transport has a
-# MemoryConnection of its own, so that a test can cut off one client and not the others.
+# It uses no network and no files, and knows nothing of the protocol. MemoryTransport gives access to it. Each transport
+# has a MemoryConnection of its own, so that a test can cut off one client and not the others.
 
 
 SCHEME: Final = "memory://"

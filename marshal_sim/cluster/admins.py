@@ -83,9 +83,7 @@ class AdminProcess(Process):
 
     def send(self, record: Record) -> None:
         """Writes a record of the group, with a signature if the group has keys."""
-        assert self.world.genesis is not None
-        key = key_for(self.world, self.group)
-        self.post(sealed(self.world, self.group, self.world.genesis.incarnation, record, key))
+        self.post(sealed(self.world, self.group, record, key_for(self.world, self.group)))
 
     # --- acting
 

@@ -98,11 +98,6 @@ class Client(Process):
     def member(self) -> Member | None:
         return None if self.driver is None else self.driver.member
 
-    @property
-    def detached(self) -> bool:
-        """Tells whether the log's history is read again (N11)."""
-        return self.driver is not None and self.driver.away
-
     # --- making the consumer
 
     def _connect(self) -> None:

@@ -15,6 +15,7 @@ from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.snapshot import STATE_FORMAT
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, FOLD_VERSION
 from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.codec import SIGNED_VERSION
 from marshal_py.protocol.wire.identity import HASH_NAME, NONE
 from marshal_py.protocol.wire.records import (
     OFFSET_MAX,
@@ -37,7 +38,6 @@ from marshal_py.protocol.wire.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.wire.signatures import SIGNED_VERSION
 from marshal_sim.cluster.broker import MISSING
 
 # Every type at the edge of its bounds, naming what no log has: each is refused.

@@ -22,9 +22,9 @@ from marshal_py.protocol.fold import rationalizer, snapshot
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import codec, records
+from marshal_py.protocol.wire.codec import SIGNED_VERSION
 from marshal_py.protocol.wire.identity import HASH_NAME
 from marshal_py.protocol.wire.records import Genesis, Record
-from marshal_py.protocol.wire.signatures import SIGNED_VERSION
 from marshal_sim.exhaustive.actors import GROUP, ORIGIN_MS, QUANTUM_MS, Actor, Consumer, Effects
 from marshal_sim.exhaustive.canonical import digest
 from marshal_sim.judge.step_checker import Delivery, Facts, Mark, begun, finished, judge_fold

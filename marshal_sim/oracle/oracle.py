@@ -1,6 +1,6 @@
 """The second fold: PROTOCOL.md's rules once more, slow and plain, to judge the fold that runs in production.
 
-This file has the order of all checks, F0, F10 and the Genesis; `oracle_rules` has the rules 1 to 9. The oracle was
+This file has the order of all checks, F0, F10 and the Genesis; `rules.py` has the rules 1 to 9 and 11. The oracle was
 written from PROTOCOL.md alone and may import only the standard library, mmh3 and its own files: a misreading that it
 shared with `marshal_py.protocol` would be one that no differential test can find.
 """
@@ -132,7 +132,7 @@ class Oracle:
         return sum(word_hash(row) for row in rows) % 2**64
 
     def begin_at(self, snapshot: LogState, chain: int) -> None:
-        """Continues from a snapshot, read by `oracle_snapshot`, as if everything before it had been folded (N9)."""
+        """Continues from a snapshot, read by `snapshot.py`, as if everything before it had been folded (N9)."""
         self.incarnation, self.partitions = snapshot.incarnation, snapshot.partitions
         self.groups = snapshot.groups
         self.began_at = self.next_offset = snapshot.at

@@ -1,4 +1,4 @@
-"""The oracle's rules 1 to 9 of PROTOCOL.md, one function for each type of record.
+"""The oracle's rules 1 to 9 and 11 of PROTOCOL.md, one function for each type of record.
 
 Each takes the group, the record's fields, its offset and its body. It returns the reason of the rejection, or "" if it
 accepted the record and changed the group. No rule changes anything before its last check. `claiming_messages` judges

@@ -14,9 +14,10 @@ from marshal_py.admin.group import Group
 from marshal_py.admin.plans.change import DeletionPlan
 from marshal_py.admin.plans.operation import Author, GroupContext, sealed
 from marshal_py.admin.views.pause_history import PauseHistory
-from marshal_py.client.values import keys, options
+from marshal_py.client.values import keys
 from marshal_py.errors import AdminFailed, GroupOpaque, InvalidOption, KeyNeeded, MembersAlive, UnsupportedPlatform
 from marshal_py.protocol.fold import rationalizer
+from marshal_py.protocol.member import group_settings
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import Instant
 from marshal_py.protocol.wire.records import GroupConfig, Leave, Record, ReleaseGroup
@@ -122,11 +123,16 @@ def test_consumers_that_cannot_verify_are_not_stopped_unawares(
     marshal: marshal_py.Marshal, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F11.5: the first keys wait until all can read them; one that comes later ends by name."""
-    monkeypatch.setattr(options, "SIGNED_VERSION", 3)  # as if the consumers could read version 2 alone
+    monkeypatch.setattr(group_settings, "SIGNED_VERSION", 3)  # as if the consumers could read version 2 alone
     with marshal.consumer(GROUP, ["orders"], heartbeat_interval_s=1.0) as consumer:
         name = consumer.info().client_id
         with pytest.raises(InvalidOption, match=f"{name}.* would stop: install marshal_py\\[keys\\]"):
             marshal.group(GROUP).set_config(admin_keys=[key_of(1).public.hex()])
+    with marshal.consumer("without-settings", ["orders"], heartbeat_interval_s=1.0) as consumer:
+        name = consumer.info().client_id
+        settings = marshal_py.GroupConfig(admin_keys=[key_of(1).public.hex()])
+        with pytest.raises(InvalidOption, match=f"{name}.* would stop: install marshal_py\\[keys\\]"):
+            marshal.consumer("without-settings", ["orders"], group_config=settings).next(30)
     monkeypatch.undo()
     marshal.group(GROUP).set_config(admin_keys=[key_of(1).public.hex()])
     monkeypatch.setattr(rationalizer, "READS_VERSION", 1)
@@ -178,7 +184,7 @@ class Tool:
         return record
 
     def reads(self, record: Record) -> None:
-        verdict = self.book.put(sealed(self.book.world, GROUP, INCARNATION, record, self.key))
+        verdict = self.book.put(sealed(self.book.world, GROUP, record, self.key))
         self.context.pause_history.read(verdict)
         self.plan.receive(verdict, self.now)
 
@@ -193,7 +199,7 @@ def test_a_signed_deletion_counts_in_its_pause_alone() -> None:
     pause = tool.sends(ReleaseGroup)
     assert isinstance(pause, ReleaseGroup)
     tool.reads(pause)
-    value = sealed(tool.book.world, GROUP, INCARNATION, tool.sends(GroupConfig), tool.key)  # and it dies
+    value = sealed(tool.book.world, GROUP, tool.sends(GroupConfig), tool.key)  # and it dies
     session = tool.book.join()
     tool.book.must(ReleaseGroup(tool.book.group.pause_change, -1, 0, waited_ms=pause.duration_ms))
     assert tool.book.put(value).reason == "sessions"

@@ -124,10 +124,13 @@ def test_wrong_questions(users: Shell, arguments: list[str], code: int, says: st
     assert len(text) < 500
 
 
-def test_a_topic_that_is_not_there(shell: Shell) -> None:
+def test_a_topic_that_is_not_there(shell: Shell, tmp_path: Path) -> None:
     result = shell.run("get", "nothing", "key")
     assert result.exit_code == 1
     assert "does not exist" in result.stderr
+    file = tmp_path / "no.idx"
+    assert shell.run("get", "nothing", "key", "--index", str(file)).exit_code == 1
+    assert not file.exists()
 
 
 def test_an_index_is_built_and_used(users: Shell, tmp_path: Path) -> None:

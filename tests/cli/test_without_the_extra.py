@@ -80,6 +80,14 @@ def test_the_command_says_what_to_install(package: str) -> None:
     assert done.stderr == f"marshal: {package} is not installed here: pip install 'marshal_py[cli]'\n"
 
 
+def test_keys_of_admins_say_what_to_install(tmp_path: Path) -> None:
+    file = tmp_path / "ops.key"
+    ask = ["marshal", "keys", str(file), "--generate"]
+    done = run(f"import sys; sys.argv = {ask}; from marshal_py.cli import main; main()", ("cryptography",))
+    assert (done.returncode, file.exists()) == (1, False)
+    assert "pip install 'marshal_py[keys]'" in done.stderr
+
+
 def test_a_reader_of_a_group_with_keys_says_what_to_install() -> None:
     done = run("from marshal_py.protocol.member import waiting; print(waiting.READABLE)", ("cryptography",))
     assert "pip install 'marshal_py[keys]'" in done.stdout, done.stderr

@@ -97,7 +97,7 @@ def read_the_rest(run: ProcessScenario) -> None:
     each_once(run)
 
 
-@pytest.mark.parametrize("style", ["single", pytest.param("batch", marks=pytest.mark.proof)])
+@pytest.mark.parametrize("style", [pytest.param("single", marks=pytest.mark.proof), "batch"])
 def test_sigterm_loses_nothing(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str) -> None:
     run = with_backlog(kafka, topic, scenario)
     joined(run, "stopped", style=style, **SLOW)

@@ -30,11 +30,11 @@ QUIET = {"log_level": 0}
 
 # Partitions of the new topic and messages in each: fewer, as many, more. With more messages the old position exists in
 # the new topic, with fewer it does not. `make proof` has every pair.
-CASES = {(1, 300): "fewer partitions"}
+CASES = {(2, 300): "more messages"}
 OTHER_CASES = {
     (2, 30): "fewer messages",
     (1, 30): "fewer of both",
-    (2, 300): "more messages",
+    (1, 300): "fewer partitions",
     (3, 30): "more partitions",
     (3, 300): "more of both",
 }

@@ -11,6 +11,7 @@ from marshal_py.protocol.fold import rationalizer, snapshot
 from marshal_py.protocol.fold.rationalizer import Outcome, apply
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.codec import SIGNED_VERSION
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import (
     Evict,
@@ -25,7 +26,7 @@ from marshal_py.protocol.wire.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.wire.signatures import SIGNED_VERSION, SigningKey, signed
+from marshal_py.protocol.wire.signatures import SigningKey, signed
 from marshal_sim.cluster.hostile import key_of
 from marshal_sim.oracle import ed25519
 from marshal_sim.oracle.snapshot import Snapshots
@@ -231,6 +232,20 @@ def test_two_ways_to_verify_agree() -> None:
             assert judged == ed25519.verify(each, with_s.signature, told)
             seen.add(judged)
     assert seen == {True, False}
+
+
+def test_a_pause_outlives_the_key_that_began_it() -> None:
+    """F11.2: after a rotation the pause is ended by the new key; its token alone does not help."""
+    book = keyed()
+    assert give(book, sign(book, ReleaseGroup(NONE, NONE, PAUSE_MS))) == "accepted"
+    token, config = book.group.pause_change, book.group.config
+    assert config is not None
+    rotated = replace(config, observed=book.group.config_offset, admin_keys=(BOB.public,))
+    assert give(book, sign(book, rotated)) == "accepted"
+    end = ReleaseGroup(token, token, 0)
+    assert give(book, end) == "unsigned"
+    assert give(book, sign(book, end)) == "key"
+    assert give(book, sign(book, end, BOB)) == "accepted"
 
 
 def signed_message(record: Signed) -> bytes:

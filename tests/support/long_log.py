@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from marshal_py.protocol.fold import snapshot
@@ -32,10 +31,6 @@ class LongLog:
         verdict = self._append(codec.encode(record, group, INCARNATION))
         assert verdict.accepted, verdict.reason
         return verdict.offset
-
-    def tell_all(self, records: Iterable[Record]) -> None:
-        for record in records:
-            self.tell(record)
 
     def vouch(self) -> int:
         """Appends a confirmed snapshot of the state at the next checkpoint. Returns the checkpoint."""

@@ -339,13 +339,7 @@ class OperationRunner:
     timeout_s: float
 
     def __init__(
-        self,
-        transport: Transport,
-        topic: str,
-        group: str,
-        timeout_s: float,
-        author: Author | None = None,
-        key: SigningKey | None = None,
+        self, transport: Transport, topic: str, group: str, timeout_s: float, author: Author | None = None
     ) -> None:
         """Folds the group's log to its end. `context.group` is None for a group that was never used."""
         check_id("group", group)
@@ -371,7 +365,7 @@ class OperationRunner:
             self.close()
             raise
         self.context: GroupContext = GroupContext(
-            self._world, group, self._pause_history, (author or author_here())._replace(key=key), secrets.token_bytes
+            self._world, group, self._pause_history, author or author_here(), secrets.token_bytes
         )
 
     def __enter__(self) -> OperationRunner:
@@ -524,16 +518,16 @@ class OperationRunner:
             operation.give_up(error)
 
     def _append(self, record: Record) -> None:
-        genesis = self._world.genesis
-        if genesis is None:  # the group's log has not begun, so no group is in it
+        if self._world.genesis is None:  # the group's log has not begun, so no group is in it
             raise GroupMissing(self._name, "has never been used")
-        value = sealed(self._world, self._name, genesis.incarnation, record, self.context.author.key)
+        value = sealed(self._world, self._name, record, self.context.author.key)
         self._reader.log.append(self._number, self._name.encode(), value)
 
 
-def sealed(world: World, name: str, incarnation: bytes, record: Record, key: SigningKey | None) -> bytes:
+def sealed(world: World, name: str, record: Record, key: SigningKey | None) -> bytes:
     """Returns the value to write, signed in a group with keys. Raises KeyNeeded without one of them."""
-    group = world.groups.get(name)
+    assert world.genesis is not None
+    incarnation, group = world.genesis.incarnation, world.groups.get(name)
     written: Record | Signed = record
     if group is not None and group.keys and needs_key(record):
         if key is None or key.public not in group.keys:

@@ -16,7 +16,6 @@ from marshal_py.admin.views.group_info import GroupHealth, MemberInfo, Partition
 from marshal_py.admin.views.health import GAPS_S, Tally
 from marshal_py.protocol.member.advisory import ALARMING, LOCAL
 
-GRANULARITIES: Final = ("group", "topic", "partition")
 SETTLED_MS: Final = 10_000  # after a move a partition's lag says how the move went, and not how many consumers it needs
 
 Number = int | float | None
@@ -322,8 +321,8 @@ DIALECTS: Final = {
 def page(
     groups: Iterable[Shown], names: str = "marshal", granularity: str = "partition", cluster: str = ""
 ) -> list[bytes]:
-    """Returns the text in parts, which may have megabytes. `names`: of DIALECTS; `granularity`: of GRANULARITIES;
-    `cluster`: for dialects that name it."""
+    """Returns the text in parts, which may have megabytes. `names`: of DIALECTS; `granularity`: group, topic or
+    partition; `cluster`: for dialects that name it."""
     dialect = DIALECTS[names]
     of_group, of_topic, of_partition = dialect.labels
     prefix = f'{dialect.cluster}="{escaped(cluster)}",' if dialect.cluster else ""

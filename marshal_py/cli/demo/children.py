@@ -179,7 +179,7 @@ def _end_with_parent() -> None:
 
 
 class Child:
-    """Used in the parent: a process that does a task (children.py)."""
+    """Used in the parent: a process that does a task."""
 
     name: str
     journal: Path

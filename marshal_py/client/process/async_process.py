@@ -257,15 +257,12 @@ class AsyncProcess(Running[K_co, V_co]):
         except BaseException as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
-                processing.give_back(given) if self._single else processing.give_back_batch(given)
+                processing.give_back_given(given)
                 raise
             if limit is not None and limit.expired() and isinstance(raised, TimeoutError) and not raised.args:
                 raised.args = (f"the handler took longer than timeout_s={self._timeout_s:g}",)  # a letter has this text
             answer = Answer(error=raised)
-        if self._single:
-            processing.settle(given, answer.error, ends=answer.ends)
-        else:
-            processing.settle_batch(given, answer.result, answer.error, ends=answer.ends)
+        processing.settle_given(given, answer.result, answer.error, ends=answer.ends)
 
     @types.coroutine
     def _in_context(self, context: contextvars.Context, called: Awaitable[object]) -> Generator[Any, Any, object]:

@@ -189,14 +189,10 @@ class Process(Running[K_co, V_co]):
                 answer = call(given if single else list(given))  # a copy: the handler may change its list
             except BaseException as raised:
                 answer = Answer(error=raised, ends=True)
-            if answer is NOT_BEGUN and single:
-                processing.give_back(given)
-            elif answer is NOT_BEGUN:
-                processing.give_back_batch(given)
-            elif single:
-                processing.settle(given, answer.error, ends=answer.ends)
+            if answer is NOT_BEGUN:
+                processing.give_back_given(given)
             else:
-                processing.settle_batch(given, answer.result, answer.error, ends=answer.ends)
+                processing.settle_given(given, answer.result, answer.error, ends=answer.ends)
 
     def _has_process(self, worker: WorkerProcess) -> bool:
         """Waits until the worker has a process, before it takes a message: one that cannot begin fails none. Returns

@@ -637,6 +637,17 @@ class Processing(Generic[K_co, V_co]):
             self.give_back(message)
         self.batch_ended()
 
+    def settle_given(self, given: Any, result: object, error: BaseException | None, *, ends: bool | None) -> None:
+        """Carries out the answer for what a handler was given: a message, or a batch."""
+        if self.settings.batch is None:
+            self.settle(given, error, ends=ends)
+        else:
+            self.settle_batch(given, result, error, ends=ends)
+
+    def give_back_given(self, given: Any) -> None:
+        """Gives back what a handler was given: a message, or a batch."""
+        self.give_back(given) if self.settings.batch is None else self.give_back_batch(given)
+
     def batch_ended(self) -> None:
         with self._lock:
             self._batches -= 1

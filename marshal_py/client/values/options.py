@@ -1,4 +1,4 @@
-"""Options of a consumer, a group and `connect`, with their defaults, bounds and reasons. It only checks them."""
+"""Options of a consumer, a group and `connect`: defaults, bounds and reasons; a group's settings as records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from marshal_py.protocol.wire.records import (
     PRIORITY_MAX,
 )
 from marshal_py.protocol.wire.records import GroupConfig as ConfigRecord
-from marshal_py.protocol.wire.signatures import SIGNED_VERSION
 from marshal_py.transport import option_names
 from marshal_py.transport.option_names import constructor_checks_names, nearest
 from marshal_py.transport.serialization import Deserializer, check_plain
@@ -147,11 +146,8 @@ def check_wanted(group: Group | None, wanted: Wanted) -> None:
     if group is not None:  # first: what a policy needs is no way out where the group cannot have it
         group_settings.check_change(group.name, group.config, group.mode, changed)
     group_settings.check(changed, wanted)
-    if group is not None and changed.admin_keys and not group.keys:
-        old = [one.join.client_id for one in group.sessions.values() if one.join.reads_version < SIGNED_VERSION]
-        if old:  # F11.5
-            rule = f"{', '.join(sorted(old))} would stop: install marshal_py[keys] where they run, and restart them"
-            raise InvalidOption("admin_keys", wanted.get("admin_keys"), rule)
+    if group is not None:
+        group_settings.check_readers(group, changed)
 
 
 def changes_mode(group: Group | None, wanted: Wanted) -> bool:
@@ -260,7 +256,7 @@ HISTORY_KEPT_S: Final = 86_400.0  # a day: long enough to look at what happened 
 
 
 class RetentionPolicy(NamedTuple):
-    """The options of `connect` that are about histories. options.py checks them (PROTOCOL.md N8, N12, G7)."""
+    """The options of `connect` that are about histories. PROTOCOL.md: N8, N12, G7."""
 
     snapshot_every_records: int = SNAPSHOT_EVERY_RECORDS
     history_kept_s: float = HISTORY_KEPT_S

@@ -32,6 +32,7 @@ from marshal_py.protocol.wire.codec import (
     ENVELOPE_VERSION,
     LOG_RECORD_VERSION,
     SIGNED,
+    SIGNED_VERSION,
     TYPE_MAX,
     carried,
     decode_body,
@@ -64,7 +65,7 @@ from marshal_py.protocol.wire.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.wire.signatures import READS_VERSION, SIGNED_VERSION, fits, needs_key
+from marshal_py.protocol.wire.signatures import READS_VERSION, fits, needs_key
 
 # --- Defines the verdict: what the fold decided about one record (PROTOCOL.md F10.2). Holds values only.
 
@@ -158,7 +159,7 @@ def forget_position(group: Group, partition: Partition, offset: int) -> None:
 
 # --- Rules 7 to 9 of the fold: pauses, positions, topics, settings, step-downs (PROTOCOL.md 5).
 #
-# rationalizer.py calls the function of a record's type. It applies the record to the group and returns "", or it
+# `_judge` calls the function of a record's type. It applies the record to the group and returns "", or it
 # changes nothing and returns the reason for the rejection.
 
 
@@ -273,10 +274,9 @@ def group_config(group: Group, offset: int, record: GroupConfig, body: bytes) ->
 
 def unsigned(group: Group, record: Record) -> str:
     """Refuses a record that nobody has signed, unless a member may end a pause with it that is over (F11.2)."""
-    if isinstance(record, ReleaseGroup) and group.paused and record.duration_ms == 0:
-        if record.waited_ms >= group.pause_duration_ms:
-            return ""
-    return "unsigned"
+    if not (isinstance(record, ReleaseGroup) and group.paused and record.duration_ms == 0):
+        return "unsigned"
+    return "" if record.waited_ms >= group.pause_duration_ms else "unsigned"
 
 
 def badly_signed(group: Group, record: Signed, incarnation: bytes) -> str:
@@ -365,13 +365,14 @@ def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
         reshape(group, group)
         return Verdict(offset, _IGNORED, "opaque", name, None)
     carrier = decode_body(kind, body, version) if version else None
-    record = carrier
     if isinstance(carrier, Signed):
         kind, body, record = carrier.kind, carrier.body, carried(carrier)
         if record is None or not needs_key(record):
             return Verdict(offset, _REJECTED, "malformed", name, None)
+    else:
+        record = carrier
     rule = None if record is None else _RULES[kind]
-    if record is None or isinstance(record, Signed) or rule is None:
+    if record is None or rule is None:
         return Verdict(offset, _REJECTED, "malformed", name, None)
     if group.config is not None and group.config.deleted and not isinstance(record, GroupConfig | Note):
         return Verdict(offset, _REJECTED, "deleted", name, record)

@@ -26,8 +26,10 @@ from marshal_py.protocol.fold.policies import (
     policy_named,
     policy_of,
 )
+from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.policy import TIMEOUT_MS
+from marshal_py.protocol.wire.codec import SIGNED_VERSION
 from marshal_py.protocol.wire.identity import NONE, check_id
 from marshal_py.protocol.wire.records import AT_MOST_ONCE, INSTANCE_BYTES, MODE_NAMES, PARTITION_MAX, GroupConfig
 from marshal_py.protocol.wire.records import Mapping as MemberMapping
@@ -146,6 +148,15 @@ def check_change(group: str, config: GroupConfig | None, mode: int, after: Group
     if field:
         advice = "use another group, or delete this one with its positions first"
         raise InvalidOption(field, _said(field, after), f"{_for_life(group, config, field)}: {advice}")
+
+
+def check_readers(group: Group, after: GroupConfig) -> None:
+    """Raises InvalidOption if the first keys would end live sessions that cannot verify signatures (F11.5)."""
+    if after.admin_keys and not group.keys:
+        old = [one.join.client_id for one in group.sessions.values() if one.join.reads_version < SIGNED_VERSION]
+        if old:
+            rule = f"{', '.join(sorted(old))} would stop: install marshal_py[keys] where they run, and restart them"
+            raise InvalidOption("admin_keys", [key.hex() for key in after.admin_keys], rule)
 
 
 def check_declared(group: str, config: GroupConfig | None, mode: int, declared: GroupConfig) -> None:

@@ -49,7 +49,7 @@ from marshal_py.protocol.fold.world import Group, Partition, Session, Span, Worl
 from marshal_py.protocol.member import advisory, candidacy, rebalance
 from marshal_py.protocol.member.advisory import PROBE, Advisory, GroupEvents, silence, unpinned_by
 from marshal_py.protocol.member.candidacy import STOPPING, Candidacy
-from marshal_py.protocol.member.group_settings import check_consumer, check_declared
+from marshal_py.protocol.member.group_settings import check_consumer, check_declared, check_readers
 from marshal_py.protocol.member.member_state import DivergenceCheck, MemberOptions, MemberState, Ready
 from marshal_py.protocol.member.rebalance import LEFT_INTERVALS, Rebalancer, Refusals, Releases, Topics
 from marshal_py.protocol.time import Due, FailureDetector, both_live
@@ -325,6 +325,8 @@ class Member(MemberState):
         config = None if group is None else group.config
         if options.group_config is not None:
             check_declared(self.name, config, 0 if group is None else group.mode, options.group_config)
+            if group is not None and config is None:
+                check_readers(group, options.group_config)
         check_consumer(self.name, options.group_config if config is None else config, options)
 
     # --- quiescence

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.codec import SIGNED_VERSION as SIGNED_VERSION
+from marshal_py.protocol.wire.codec import RECORD_VERSION, SIGNED_VERSION
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import (
     RECORD_TYPES,
@@ -29,7 +29,9 @@ except ImportError:
     cryptography = None  # type: ignore[assignment]  # F11.5
 
 VERIFIES: Final = cryptography is not None
-READS_VERSION: Final = SIGNED_VERSION if VERIFIES else 1  # of a group's records: the highest that this process reads
+READS_VERSION: Final = (
+    SIGNED_VERSION if VERIFIES else RECORD_VERSION
+)  # of a group's records: the highest that this process reads
 
 VERIFIED_MAX: Final = 1_024  # verdicts that are remembered: copies of a record then cost what other bytes cost
 
