@@ -345,9 +345,7 @@ def records_of(
             yield TraceEvent(ms, sender(offset, None), "record", offset, "stop", stop.reason)
             return
         verdict = Verdict(offset, Outcome[outcome.upper()], reason, group or "", None)
-        envelope = codec.open_envelope(value, crc32(oracle.incarnation or b""))
-        if envelope is not None and envelope[3] <= codec.TYPE_MAX:
-            verdict = replace(verdict, record=envelope[5] or codec.decode_body(envelope[3], envelope[4]))
+        verdict = replace(verdict, record=codec.open_record(value, crc32(oracle.incarnation or b"")))
         text, who = describe(verdict), sender(offset, verdict)
         if offset >= first:
             yield TraceEvent(ms, who, "record", offset, outcome, f"{group}: {text}" if group else text)

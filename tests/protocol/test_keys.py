@@ -280,7 +280,7 @@ def test_a_hostile_writer_changes_nothing_beyond_its_rights() -> None:
         if rng.random() < 0.7:
             envelope = codec.open_envelope(value, book.world.crc_seed)
             assert envelope is not None
-            carrier = codec.decode_body(codec.SIGNED, envelope[4])
+            carrier = codec.decode_signed(envelope[4])
             assert isinstance(carrier, Signed)
             fields = {
                 "key": rng.choice((ALICE, BOB, MALLORY)).public,

@@ -34,8 +34,8 @@ from marshal_py.protocol.wire.codec import (
     SIGNED,
     SIGNED_VERSION,
     TYPE_MAX,
-    carried,
     decode_body,
+    decode_signed,
     open_envelope,
 )
 from marshal_py.protocol.wire.identity import HASH_NAME, NONE, TopicPartition, route
@@ -272,6 +272,14 @@ def group_config(group: Group, offset: int, record: GroupConfig, body: bytes) ->
     return ""
 
 
+def _unauthorized(world: World, group: Group, carrier: Signed | None, record: Record) -> str:
+    """Returns why a record of a group with keys, or one that is signed, does not count; "" if its rule decides."""
+    if carrier is None:
+        return unsigned(group, record) if needs_key(record) else ""
+    assert world.genesis is not None
+    return badly_signed(group, carrier, world.genesis.incarnation)
+
+
 def unsigned(group: Group, record: Record) -> str:
     """Refuses a record that nobody has signed, unless a member may end a pause with it that is over (F11.2)."""
     if not (isinstance(record, ReleaseGroup) and group.paused and record.duration_ms == 0):
@@ -364,25 +372,24 @@ def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
         group.opaque_at = offset
         reshape(group, group)
         return Verdict(offset, _IGNORED, "opaque", name, None)
-    carrier = decode_body(kind, body, version) if version else None
-    if isinstance(carrier, Signed):
-        kind, body, record = carrier.kind, carrier.body, carried(carrier)
-        if record is None or not needs_key(record):
+    carrier = None
+    if kind == SIGNED:
+        carrier = decode_signed(body)
+        if carrier is None or carrier.kind > TYPE_MAX:
             return Verdict(offset, _REJECTED, "malformed", name, None)
-    else:
-        record = carrier
-    rule = None if record is None else _RULES[kind]
-    if record is None or rule is None:
+        kind, body = carrier.kind, carrier.body
+    record = decode_body(kind, body, version) if version else None
+    rule = _RULES[kind]
+    if record is None or rule is None or (carrier is not None and not needs_key(record)):
         return Verdict(offset, _REJECTED, "malformed", name, None)
-    if group.config is not None and group.config.deleted and not isinstance(record, GroupConfig | Note):
+    config = group.config
+    if config is not None and config.deleted and not isinstance(record, GroupConfig | Note):
         return Verdict(offset, _REJECTED, "deleted", name, record)
-    refused = ""
-    if isinstance(carrier, Signed):
-        assert world.genesis is not None
-        refused = badly_signed(group, carrier, world.genesis.incarnation)
-    elif group.keys and needs_key(record):
-        refused = unsigned(group, record)
-    reason = refused or rule(group, offset, record, body)
+    if carrier is not None or (config is not None and config.admin_keys):
+        refused = _unauthorized(world, group, carrier, record)
+        if refused:
+            return Verdict(offset, _REJECTED, refused, name, record)
+    reason = rule(group, offset, record, body)
     if isinstance(reason, Span):
         return Verdict(offset, _ACCEPTED, "", name, record, (), reason)
     if not isinstance(reason, str):  # the ranges of a ClaimingMessages that were granted (F5.2)

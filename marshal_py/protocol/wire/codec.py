@@ -69,10 +69,8 @@ _FORMS: Final = (
     (4, 0, 2),  # array 16, 32, map 16, 32
 )
 _HEADER: Final = Pack(">2sBIIB").unpack_from
-_DECODERS: Final[dict[int, Decoder[Any]]] = {
-    SIGNED: Decoder(Signed),
-    **{kind: Decoder(one) for kind, one in enumerate(RECORD_TYPES)},
-}
+_DECODERS: Final = tuple(Decoder(kind) for kind in RECORD_TYPES)
+_SIGNED: Final = Decoder(Signed)
 _ENCODER: Final = Encoder()
 _ELEMENTS: Final = Decoder(list[Raw])
 _CONFIG_ELEMENTS: Final = len(GroupConfig.__struct_fields__)  # in version 1: the type, and all fields but the keys
@@ -102,7 +100,7 @@ def encode(record: Record | Signed, group: str, incarnation: bytes, version: int
     if length > VALUE_BYTES_MAX and kind != SNAPSHOT:
         raise InvalidRecord(type(record).__name__, f"it has {length} bytes, {VALUE_BYTES_MAX} is the limit")
     try:
-        _DECODERS[kind].decode(body)
+        (_SIGNED if kind == SIGNED else _DECODERS[kind]).decode(body)
     except (DecodeError, ValueError) as error:
         raise InvalidRecord(type(record).__name__, str(error)) from error
     head = MAGIC + bytes((ENVELOPE_VERSION,)) + length.to_bytes(4, "big")
@@ -200,18 +198,26 @@ def open_record(value: bytes | None, seed: int) -> Record | None:
     """Returns the record in a value, to look up one that a fold has accepted; or None. Of a Signed, the record that it
     carries. `seed`: as in `open_envelope`."""
     envelope = open_envelope(value, seed)
-    record = None if envelope is None else envelope[5] or decode_body(envelope[3], envelope[4], envelope[2])
-    return carried(record) if isinstance(record, Signed) else record
+    if envelope is None:
+        return None
+    _, _, version, kind, body, record = envelope
+    if kind != SIGNED:
+        return record or decode_body(kind, body, version)
+    carrier = decode_signed(body)
+    return None if carrier is None else decode_body(carrier.kind, carrier.body)
 
 
-def carried(record: Signed) -> Record | None:
-    """Returns the record that a Signed carries, or None if its body is malformed."""
-    found = decode_body(record.kind, record.body)
-    return None if isinstance(found, Signed) else found
+def decode_signed(body: bytes) -> Signed | None:
+    """Returns the Signed of a body of its type, or None if the body is malformed (E6)."""
+    try:
+        return None if len(body) > DEPTH_MAX and _too_deep(body) else _SIGNED.decode(body)
+    except (DecodeError, ValueError):
+        return None
 
 
-def decode_body(kind: int, body: bytes, version: int = SIGNED_VERSION) -> Record | Signed | None:
-    """Returns the record of a body of type `kind`, or None if the body is malformed (E6). `version`: of the record."""
+def decode_body(kind: int, body: bytes, version: int = SIGNED_VERSION) -> Record | None:
+    """Returns the record of a body of type `kind`, or None if the body is malformed (E6) or of another type than those
+    of RECORD_TYPES. `version`: of the record."""
     # Each level takes a byte, so a short body cannot be too deep; a long one seldom has so many container bytes.
     if len(body) > DEPTH_MAX and len(body.translate(None, _NOT_CONTAINERS)) > DEPTH_MAX and _too_deep(body):
         return None
@@ -219,9 +225,8 @@ def decode_body(kind: int, body: bytes, version: int = SIGNED_VERSION) -> Record
         if kind == CONFIG and version < SIGNED_VERSION:
             elements = _ELEMENTS.decode(body)  # what follows the fields of this version is not read (E7)
             body = body if len(elements) <= _CONFIG_ELEMENTS else _ENCODER.encode(elements[:_CONFIG_ELEMENTS])
-        record: Record | Signed = _DECODERS[kind].decode(body)
-        return record
-    except (DecodeError, ValueError, KeyError):  # KeyError: a type that only a newer library knows (E5)
+        return _DECODERS[kind].decode(body)
+    except (DecodeError, ValueError, IndexError):
         return None  # msgspec reports bad utf-8 as UnicodeDecodeError, a ValueError
 
 
