@@ -7,7 +7,7 @@ guide, and says what is not awaited.
 from marshal_py.admin.async_marshal import AsyncGroup, AsyncMarshal, AsyncTopic, connect
 from marshal_py.client.async_consumer import AsyncConsumer
 from marshal_py.client.consuming import AsyncConsumeContext
-from marshal_py.client.process.async_process import AsyncProcess
+from marshal_py.client.process.process import AsyncProcess
 
 __all__ = [
     "AsyncConsumeContext",

@@ -24,7 +24,7 @@ from marshal_py.client.event_loop import EventLoop, Feed, Threads
 from marshal_py.client.membership import HEALTHY_SILENCE_S, LEAVE_TIMEOUT_S, Call, Confirmations, Ending
 from marshal_py.client.messages.answers import ACK_TIMEOUT_S, Ack
 from marshal_py.client.messages.message import Batch, Message, Part, delivered_by
-from marshal_py.client.process.async_process import AsyncProcess
+from marshal_py.client.process.process import AsyncProcess
 from marshal_py.client.process.processing import (
     BATCH_WAIT_S,
     WINDOW,

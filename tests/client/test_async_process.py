@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Message, Retry, aio
-from marshal_py.client.process import async_process
+from marshal_py.client.process import process
 from marshal_py.client.process.processing import Processing
 from marshal_py.errors import EventLoopMisuse, InvalidOption, ReentrantCall
 from tests.client.test_process import Unwritable, fill
@@ -172,7 +172,7 @@ def test_a_stop_waits_for_handlers_and_cancels_none(memory: MemoryTestCluster) -
 def test_a_handler_that_hangs_does_not_keep_the_process_from_its_end(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(async_process, "LEAVE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(process, "LEAVE_TIMEOUT_S", 0.1)
     topic = fill(memory, 4, keys=2)
 
     async def main() -> None:
@@ -343,7 +343,7 @@ def test_handlers_that_do_not_wait_let_other_tasks_run(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every few milliseconds; here after each handler."""
-    monkeypatch.setattr(async_process, "TURN_S", 0.0)
+    monkeypatch.setattr(process, "TURN_S", 0.0)
     topic, turns = fill(memory, 50, keys=1), [0]
 
     async def main() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Consumer, Message, Reject, Retry
-from marshal_py.client.process.async_process import AsyncProcess
+from marshal_py.client.process.process import AsyncProcess
 from marshal_py.errors import InvalidOption
 from tests.client.test_async_process import opened
 from tests.client.test_async_process import until as until_async

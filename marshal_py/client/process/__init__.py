@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("async_process", "lanes", "process", "processing", "worker_processes")
+DOORS: Final = ("lanes", "process", "processing", "worker_processes")

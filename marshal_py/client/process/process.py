@@ -1,21 +1,34 @@
-"""`Consumer.process`: handlers in parallel, on threads of their own, in the order of each key (processing.py)."""
+"""`process` of both consumers: handlers in parallel on threads, or as coroutines; each key in its order (processing.py)."""
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import inspect
 import threading
 import time
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
 from marshal_py.client.connection import Context
-from marshal_py.client.consuming import ConsumeContext, Take
+from marshal_py.client.consuming import AsyncConsumeContext, ConsumeContext, Take
+from marshal_py.client.event_loop import EventLoop
 from marshal_py.client.membership import LEAVE_TIMEOUT_S
 from marshal_py.client.messages.message import Message
-from marshal_py.client.process.processing import IDLE_S, LOOK_S, SHUT_S, Processing, Running
+from marshal_py.client.process.processing import (
+    IDLE_S,
+    LOOK_S,
+    SHUT_S,
+    AsyncBatchHandler,
+    AsyncHandler,
+    Processing,
+    Running,
+)
 from marshal_py.client.process.worker_processes import NOT_BEGUN, Answer, Work, WorkerProcess, answered
 from marshal_py.client.values.requests import check_timeout, check_wait
-from marshal_py.errors import ReentrantCall
+from marshal_py.errors import InvalidOption, ReentrantCall
 from marshal_py.transport.serialization import K_co, V_co
 
 START_AGAIN_S: Final = 0.5  # before a worker process is started again which could not begin
@@ -248,3 +261,264 @@ class Process(Running[K_co, V_co]):
                 with processing.changed:
                     processing.changed.wait(SHUT_S)
         return None
+
+
+# --- coroutines: AsyncConsumer.process
+
+
+HANDLES: Final = "marshal-process-handler"  # names the tasks
+TURN_S: Final = 0.005  # how long handlers that do not wait keep other tasks from running
+
+
+class AsyncProcess(Running[K_co, V_co]):
+    """Runs handlers for `AsyncConsumer.process` until it is stopped or drained, or the consumer ends.
+
+    It is an asynchronous context manager: leaving it stops it. The consumer itself goes on, and keeps its claims.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        event_loop: EventLoop,
+        processing: Processing[K_co, V_co],
+        handler: AsyncHandler[K_co, V_co] | AsyncBatchHandler[K_co, V_co],
+        timeout_s: float | None,
+        consume: Callable[[Take[K_co, V_co]], AsyncConsumeContext[K_co, V_co]],
+    ) -> None:
+        """Prepares it; `start` begins. `consume(take)` begins to receive, in a task that calls `take`."""
+        self._context, self._event_loop, self._processing = context, event_loop, processing
+        self._handler: Callable[[Any], object] = handler
+        self._single: bool = processing.settings.batch is None
+        self._timeout_s, self._consume = timeout_s, consume
+        self._receiving: AsyncConsumeContext[K_co, V_co]
+        self._watcher: asyncio.Task[None]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._later: asyncio.TimerHandle | None = None
+        self._starting: asyncio.Task[None] | None = None  # has not begun; it will begin the next one
+        self._turn_until = 0.0  # monotonic
+        self._turning = False  # all tasks wait for the next turn
+        self._resumed = False  # a handler that waited goes on, so others have had a turn
+        self._drained = False
+        self._patience_s = LEAVE_TIMEOUT_S  # for handlers that run when it ends
+        self._ended: asyncio.Event = asyncio.Event()
+
+    def start(self) -> None:
+        """Begins to receive, and to handle."""
+        self._processing.attach()
+        try:
+            self._receiving = self._consume(self._take)
+        except BaseException:
+            self._processing.detach(refused=True)
+            raise
+        self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="marshal-process")
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until it has ended, at most `timeout_s` seconds (None: any time), as `Process.wait` does: so once it is
+        told to end, its handlers have 10 s. It cancels none that goes on."""
+        self._event_loop.check("wait")
+        self._context.check_call("AsyncProcess", "wait", waits=True)
+        timeout_s = check_wait(timeout_s)
+        if self._inside():
+            raise ReentrantCall("wait", "a handler of this process", "call stop() there, which returns at once")
+        if not await self._over(timeout_s):
+            return False
+        if self.error is not None:
+            raise self.error
+        return True
+
+    async def _over(self, timeout_s: float | None) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._ended.wait()
+        except TimeoutError:
+            return self._ended.is_set()
+
+    def _inside(self) -> bool:
+        return asyncio.current_task() in self._tasks
+
+    # --- ending
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def stop(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
+        """Ends it, as `Process.stop` does. It cancels no handler."""
+        self._event_loop.check("stop")
+        self._context.check_call("AsyncProcess", "stop", waits=True)
+        check_timeout(timeout_s)
+        self._patience_s = max(self._patience_s, timeout_s)
+        self._processing.halt()
+        await self._receiving.stop(timeout_s)
+        self._processing.close()
+        if not self._inside():
+            await self._over(timeout_s)
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Asks for no more, handles what has come, waits until the log has the positions, and ends: `Process.drain`."""
+        self._event_loop.check("drain")
+        self._context.check_call("AsyncProcess", "drain", waits=True)
+        timeout_s = check_wait(timeout_s)
+        self._processing.drain()
+        if self._inside():
+            self._receiving.begin_drain(timeout_s)
+            return False
+        self._drained = await self._receiving.drain(timeout_s) or self._drained
+        self._processing.close()
+        await self._over(LEAVE_TIMEOUT_S)
+        return self._drained
+
+    # --- its tasks
+
+    async def _watch(self) -> None:
+        """Looks for claims that end, until the consume has ended and the last handler has returned."""
+        processing, receiving = self._processing, self._receiving
+        try:
+            try:
+                while not receiving.closed and not processing.over:
+                    if receiving.draining and not processing.draining:
+                        processing.drain()
+                    processing.look()
+                    self._begin()
+                    await self._over(LOOK_S)  # nobody sets it before this task does
+            except Exception as error:  # nobody awaits this task
+                processing.fail(error)
+            processing.halt()
+            await receiving.stop(0)
+            processing.close()  # first: the end of the consumer waits for messages that were delivered
+            await receiving.stop()
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=self._patience_s)
+            processing.leave(len(self._tasks))
+        finally:  # at the end of the program this task may be cancelled, as all are
+            receiving.begin_drain(0)
+            processing.close()
+            self._ended.set()
+
+    def _take(self, coming: Iterator[Message[K_co, V_co]]) -> None:
+        self._processing.take(coming)
+        self._begin()
+
+    def _begin(self, *, at_once: bool = False) -> None:
+        """Has one more task handle messages, if any is ready, or `at_once`. That begins the next one when it has one:
+        so handlers that do not wait need no more than two."""
+        free = 0 if self._processing.over else self._processing.settings.workers - len(self._tasks)
+        if free and self._starting is None and (at_once or (self._due() and self._processing.ready())):
+            self._starting = self._run(self._work())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=HANDLES)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:  # a bug here: nobody else would know
+            self._processing.fail(error)
+        if self._starting is task:  # it was cancelled before
+            self._starting = None
+        self._begin()
+
+    async def _work(self) -> None:
+        """Handles messages or batches while any is ready, and gives other tasks a turn every TURN_S, unless its handler
+        has waited: then the next one begins in the turn in which that one ended. It takes them itself: a task that is
+        cancelled before it begins has none."""
+        task, self._starting = self._starting, None
+        assert task is not None
+        while given := self._next():
+            if self._starting is None:
+                self._begin()
+            await self._handle(given)
+            if task.cancelling():  # its handler has caught it; it must not end the next one
+                return
+            resumed, self._resumed = self._resumed, False
+            if not resumed and time.monotonic() >= self._turn_until:
+                if not self._turning:
+                    self._turning = True
+                    asyncio.get_running_loop().call_soon(self._turn)
+                await asyncio.sleep(0)
+
+    def _turn(self) -> None:
+        """Begins the next turn of all tasks together: so what else runs waits for one turn, and not for one of each."""
+        self._turning, self._turn_until = False, time.monotonic() + TURN_S
+
+    def _next(self) -> Any:
+        """Takes the next message or batch. If something waits for its gate alone, a task looks again soon."""
+        given: Any
+        if self._single:
+            given, shut = self._processing.begin()
+        else:
+            given, shut = self._processing.begin_batch() if self._due() else (None, False)
+        if shut and not given:
+            self._look_again(SHUT_S)
+        return given
+
+    def _due(self) -> bool:
+        """Returns whether what is ready need not wait for more. If a batch has to, this looks again when it is due."""
+        if self._single:
+            return True
+        with self._processing.changed:
+            wait_s = self._processing.batch_due_s()
+        if 0 < wait_s < IDLE_S:
+            self._look_again(wait_s)
+        return not wait_s
+
+    def _look_again(self, wait_s: float) -> None:
+        if self._later is None:
+            self._later = asyncio.get_running_loop().call_later(wait_s, self._again)
+
+    def _again(self) -> None:
+        self._later = None
+        self._begin(at_once=True)
+
+    async def _handle(self, given: Any) -> None:
+        """Has a message or a batch handled. Raises CancelledError if its task is cancelled."""
+        processing, context = self._processing, contextvars.copy_context()
+        limit: asyncio.Timeout | None = None
+        try:
+            result = context.run(self._handler, given if self._single else list(given))  # a copy: it may be changed
+            if not inspect.isawaitable(result):
+                rule = "a coroutine function; Consumer.process calls plain ones, on threads"
+                answer = Answer(error=InvalidOption("handler", self._handler, rule), ends=True)
+            elif self._timeout_s is None:
+                answer = answered(await self._in_context(context, result))
+            else:
+                async with asyncio.timeout(self._timeout_s) as limit:
+                    answer = answered(await self._in_context(context, result))
+        except BaseException as raised:
+            task = asyncio.current_task()
+            if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
+                processing.give_back_given(given)
+                raise
+            if limit is not None and limit.expired() and isinstance(raised, TimeoutError) and not raised.args:
+                raised.args = (f"the handler took longer than timeout_s={self._timeout_s:g}",)  # a letter has this text
+            answer = Answer(error=raised)
+        processing.settle_given(given, answer.result, answer.error, ends=answer.ends)
+
+    @types.coroutine
+    def _in_context(self, context: contextvars.Context, called: Awaitable[object]) -> Generator[Any, Any, object]:
+        """Awaits a handler in the context in which it was called, as its own task would: the next one does not find
+        what it sets."""
+        handler, run = called if inspect.iscoroutine(called) else _awaiting(called), context.run
+        try:
+            waits = run(handler.send, None)
+            while True:
+                try:
+                    result = yield waits
+                except BaseException as error:
+                    self._resumed = True
+                    waits = run(handler.throw, error)
+                else:
+                    self._resumed = True
+                    waits = run(handler.send, result)
+        except StopIteration as returned:
+            return returned.value
+
+
+async def _awaiting(handler: Awaitable[object]) -> object:
+    return await handler
