@@ -36,8 +36,8 @@ from marshal_py.errors import (
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import Group as GroupState
 from marshal_py.protocol.member.advisory import Advisory
+from marshal_py.protocol.wire.codec import SigningKey
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
-from marshal_py.protocol.wire.signatures import SigningKey
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.option_names import suggestion
 from marshal_py.transport.ports import Transport

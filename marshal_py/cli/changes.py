@@ -19,10 +19,10 @@ from marshal_py.admin.plans.operation import Progress
 from marshal_py.cli import output
 from marshal_py.cli.documents import with_fields
 from marshal_py.cli.options import CommonOptions
-from marshal_py.client.values import keys
+from marshal_py.client.values.options import read_key
 from marshal_py.errors import InvalidOption
+from marshal_py.protocol.wire.codec import SigningKey
 from marshal_py.protocol.wire.identity import Instant
-from marshal_py.protocol.wire.signatures import SigningKey
 from marshal_py.transport.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class DryRunOptions(CommonOptions):
     sign_with: SignWith = None
 
     def key(self) -> SigningKey | None:
-        return None if self.sign_with is None else keys.read(self.sign_with)
+        return None if self.sign_with is None else read_key(self.sign_with)
 
     def showed_dry_run(self, name: str, look: Callable[[], Impact]) -> bool:
         """With --dry-run, prints what the command would do and returns True. Without it, returns False. `look` returns

@@ -11,7 +11,7 @@ from msgspec import Struct
 from marshal_py.cli import output
 from marshal_py.cli.documents import prints
 from marshal_py.cli.options import CommonOptions, command
-from marshal_py.client.values.keys import generate, read
+from marshal_py.client.values.options import generate_key, read_key
 
 EXAMPLE: Final = output.example("marshal keys ops.key --generate")
 
@@ -33,5 +33,5 @@ def keys(
     ] = False,
 ) -> None:
     """Print the public half of a key for --sign-with, as `marshal groups update --admin-key` takes it."""
-    public = generate(file) if new else read(file, "FILE").public.hex()
+    public = generate_key(file) if new else read_key(file, "FILE").public.hex()
     options.print_result(Key(public, str(file)), public)

@@ -34,7 +34,7 @@ from marshal_py.transport.option_names import suggestion
 if TYPE_CHECKING:
     from marshal_py.admin.group import Group
     from marshal_py.admin.watch import Watch
-    from marshal_py.protocol.wire.signatures import SigningKey
+    from marshal_py.protocol.wire.codec import SigningKey
 
 LOGS_NAMED: Final = 5  # how many logs a line names
 _PARAMETER: Final = "options"

@@ -31,7 +31,7 @@ from marshal_py.client.membership import LEAVE_TIMEOUT_S, Ending, Membership, fe
 from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.planner import Planner
 from marshal_py.client.ranges import PlannedClaims
-from marshal_py.client.values import keys, position_text
+from marshal_py.client.values import position_text
 from marshal_py.client.values.options import (
     CONNECT_TIMEOUT_S,
     COORDINATION_TOPIC,
@@ -44,14 +44,15 @@ from marshal_py.client.values.options import (
     check_topics,
     chosen,
     explicit,
+    read_key,
 )
 from marshal_py.errors import ConsumerClosed, InvalidOption, MembersAlive, TopicMissing, UnsupportedPlatform
 from marshal_py.protocol.duties import SNAPSHOT_EVERY_RECORDS
 from marshal_py.protocol.member import rebalance
 from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.wire.codec import SigningKey
 from marshal_py.protocol.wire.identity import EXCEPT, NONE, check_id, has_patterns, matches, names_of, route
 from marshal_py.protocol.wire.records import PARTITION_MAX, Genesis
-from marshal_py.protocol.wire.signatures import SigningKey
 from marshal_py.topics import changes
 from marshal_py.transport.connecting import check_timeout
 from marshal_py.transport.kafka import KafkaTransport
@@ -366,7 +367,7 @@ class Marshal:
         in_memory = named is not None or isinstance(servers_or_config, MemoryTransport)
         settings = servers_or_config if isinstance(servers_or_config, Mapping) else {}
         witness = last_wills.check(last_will, settings, reachable=not in_memory)
-        key = None if sign_with is None else keys.read(sign_with)
+        key = None if sign_with is None else read_key(sign_with)
         callbacks = Callbacks()
         try:
             transport: KafkaTransport | MemoryTransport

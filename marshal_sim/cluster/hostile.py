@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.codec import SigningKey, signed
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import GroupConfig, Move, Record, ReleaseGroup, SetPosition
-from marshal_py.protocol.wire.signatures import SigningKey, signed
 from marshal_sim.cluster.broker import MISSING
 
 PAUSE_MS: Final = 60_000

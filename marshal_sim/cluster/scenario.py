@@ -9,8 +9,8 @@ from random import Random
 from typing import Final, NamedTuple
 
 from marshal_py.protocol.fold.policies import EXPLICIT
+from marshal_py.protocol.wire.codec import VERIFIES
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE
-from marshal_py.protocol.wire.signatures import VERIFIES
 from marshal_sim.cluster import dump_state
 from marshal_sim.cluster.dump_state import DumpState
 from marshal_sim.cluster.faults import draw_kinds, spread

@@ -14,7 +14,7 @@ from marshal_py.admin.group import Group
 from marshal_py.admin.plans.change import DeletionPlan
 from marshal_py.admin.plans.operation import Author, GroupContext, sealed
 from marshal_py.admin.views.pause_history import PauseHistory
-from marshal_py.client.values import keys
+from marshal_py.client.values import options
 from marshal_py.errors import AdminFailed, GroupOpaque, InvalidOption, KeyNeeded, MembersAlive, UnsupportedPlatform
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.member import group_settings
@@ -44,16 +44,16 @@ def marshal(broker: MemoryBroker) -> Iterator[marshal_py.Marshal]:
 def files(tmp_path: Path) -> list[Path]:
     found = [tmp_path / f"{name}.key" for name in ("alice", "bob")]
     for file in found:
-        keys.generate(file)
+        options.generate_key(file)
     return found
 
 
 def signs(marshal: marshal_py.Marshal, file: Path) -> Group:
-    return Group(marshal.transport, GROUP, marshal.coordination_topic, key=keys.read(file))
+    return Group(marshal.transport, GROUP, marshal.coordination_topic, key=options.read_key(file))
 
 
 def public(file: Path) -> str:
-    return keys.read(file).public.hex()
+    return options.read_key(file).public.hex()
 
 
 def test_only_holders_of_a_key_administer(marshal: marshal_py.Marshal, files: list[Path]) -> None:
@@ -147,25 +147,25 @@ def test_consumers_that_cannot_verify_are_not_stopped_unawares(
 def test_a_file_keeps_its_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For its owner alone, never replaced, and in no error."""
     file = tmp_path / "ops.key"
-    found = keys.generate(file)
+    found = options.generate_key(file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert keys.read(file).public.hex() == found
+    assert options.read_key(file).public.hex() == found
     with pytest.raises(InvalidOption, match="File exists"):
-        keys.generate(file)
+        options.generate_key(file)
     secret = file.read_text().splitlines()[1]
     (tmp_path / "cut.key").write_text(file.read_text()[:-40])
     for wrong in (tmp_path / "cut.key", tmp_path / "none.key", tmp_path):
         with pytest.raises(InvalidOption, match="a file of `marshal keys FILE --generate`") as refused:
-            keys.read(wrong)
+            options.read_key(wrong)
         assert secret not in str(refused.value)
     for text in ("", "ab", "x" * 64, found + "00", 5):
         with pytest.raises(InvalidOption, match="64 hex digits"):
-            keys.check([text])
+            options.check_settings({"admin_keys": [text]})
     with pytest.raises(InvalidOption, match="at most 16"):
-        keys.check([found] * 17)
-    monkeypatch.setattr(keys, "VERIFIES", False)
+        options.check_settings({"admin_keys": [found] * 17})
+    monkeypatch.setattr(options, "VERIFIES", False)
     with pytest.raises(UnsupportedPlatform, match=r"pip install 'marshal_py\[keys\]'"):
-        keys.read(file)
+        options.read_key(file)
 
 
 class Tool:

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 import marshal_py
-from marshal_py.client.values import keys
+from marshal_py.client.values import options
 from marshal_py.errors import KeyNeeded
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.wire import codec
@@ -33,7 +33,7 @@ def test_only_holders_of_a_key_administer(kafka: Cluster, topic: TopicFactory, t
     """F11.1 to F11.4, beside a consumer that notices nothing."""
     group, name = f"g-{uuid.uuid4().hex[:8]}", topic(2)
     files = [tmp_path / "old.key", tmp_path / "new.key"]
-    old, new = map(keys.generate, files)
+    old, new = map(options.generate_key, files)
     servers = {"bootstrap.servers": kafka.bootstrap, "log_level": 0}
     with (
         marshal_py.connect(servers) as anybody,

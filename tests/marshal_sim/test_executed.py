@@ -44,7 +44,6 @@ NOT_EXECUTED = {
     "sql_guard.py": "a database",
     "tracing.py": "spans around handlers",
     "values/finished.py": "what a table has, which is another store",
-    "values/keys.py": "files with the keys of admins",
 }
 
 

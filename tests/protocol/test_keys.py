@@ -11,7 +11,7 @@ from marshal_py.protocol.fold import rationalizer, snapshot
 from marshal_py.protocol.fold.rationalizer import Outcome, apply
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.codec import SIGNED_VERSION
+from marshal_py.protocol.wire.codec import SIGNED_VERSION, SigningKey, signed
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import (
     Evict,
@@ -26,7 +26,6 @@ from marshal_py.protocol.wire.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.wire.signatures import SigningKey, signed
 from marshal_sim.cluster.hostile import key_of
 from marshal_sim.oracle import ed25519
 from marshal_sim.oracle.snapshot import Snapshots
@@ -249,7 +248,7 @@ def test_a_pause_outlives_the_key_that_began_it() -> None:
 
 
 def signed_message(record: Signed) -> bytes:
-    from marshal_py.protocol.wire.signatures import message_of
+    from marshal_py.protocol.wire.codec import message_of
 
     return message_of(INCARNATION, GROUP, record.observed, record.kind, record.body)
 

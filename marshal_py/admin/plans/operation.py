@@ -41,9 +41,9 @@ from marshal_py.protocol.fold.world import Group, Session, World
 from marshal_py.protocol.member.advisory import PROBE
 from marshal_py.protocol.time import FailureDetector, Liveness
 from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.codec import SigningKey, needs_key, signed
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition, check_id, route
 from marshal_py.protocol.wire.records import EVICT_INTERVALS, ClaimingPartition, Evict, Note, Record, Signed
-from marshal_py.protocol.wire.signatures import SigningKey, needs_key, signed
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import ClusterAdmin, LogRecord, Transport
 

@@ -1,4 +1,4 @@
-"""`process` of both consumers: handlers in parallel on threads, or as coroutines; each key in its order (processing.py)."""
+"""`process` of both consumers: handlers in parallel, on threads or as coroutines; each key in order (processing.py)."""
 
 from __future__ import annotations
 

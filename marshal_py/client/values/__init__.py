@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("finished", "info", "keys", "options", "position_text", "requests")
+DOORS: Final = ("finished", "info", "options", "position_text", "requests")

@@ -5,22 +5,27 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar
 
 from msgspec.structs import replace
 
-from marshal_py.client.values import keys, position_text
+from marshal_py.client.values import position_text
 from marshal_py.client.values.info import ClaimInfo
-from marshal_py.errors import InvalidOption
+from marshal_py.errors import InvalidOption, UnsupportedPlatform
 from marshal_py.protocol.duties import SNAPSHOT_EVERY_RECORDS
 from marshal_py.protocol.fold.policies import DEFAULT_POLICY, OWN_POLICIES, OWN_POLICY, RELEASING
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member import group_settings
 from marshal_py.protocol.member.member_state import MemberOptions
+from marshal_py.protocol.wire.codec import VERIFIES, SigningKey
 from marshal_py.protocol.wire.identity import ANY, NONE, check_id, check_topic
 from marshal_py.protocol.wire.records import (
+    ADMIN_KEYS_MAX,
     INTERVAL_MS_MAX,
     INTERVAL_MS_MIN,
     MODE_NAMES,
@@ -33,6 +38,9 @@ from marshal_py.protocol.wire.records import GroupConfig as ConfigRecord
 from marshal_py.transport import option_names
 from marshal_py.transport.option_names import constructor_checks_names, nearest
 from marshal_py.transport.serialization import Deserializer, check_plain
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 # --- The settings of a group by name, as programs and the command line give and read them, and their GroupConfig record
 #
@@ -77,7 +85,7 @@ def check_settings(wanted: Wanted) -> dict[str, Any]:
         if name in TIMES:
             _check_time(name, value)
         if name == "admin_keys":
-            keys.check(value)
+            _check_keys(value)
     return dict(wanted)
 
 
@@ -136,7 +144,7 @@ def _changed(base: ConfigRecord, wanted: Wanted, observed: int, token: int, by: 
         priority_timeout_ms=round(1000 * wanted.get("priority_timeout_s", base.priority_timeout_ms / 1000)),
         failover_ms=round(1000 * wanted.get("failover_s", base.failover_ms / 1000)),
         lag_weighted=wanted.get("lag_weighted", base.lag_weighted),
-        admin_keys=keys.parsed(wanted["admin_keys"]) if "admin_keys" in wanted else base.admin_keys,
+        admin_keys=_parsed_keys(wanted["admin_keys"]) if "admin_keys" in wanted else base.admin_keys,
     )
 
 
@@ -729,3 +737,70 @@ def chosen(verb: str, options: ConsumerOptions | None, keywords: Mapping[str, An
         raise InvalidOption("options", options, "a ConsumerOptions")
     check_names(verb, keywords)
     return ConsumerOptions(**keywords) if options is None else dataclasses.replace(options, **keywords)
+
+
+# --- Keys of whom may administer groups: in files, and as texts (PROTOCOL.md, rule 11)
+#
+# A file has the private half in PKCS#8, PEM. Nothing here prints it, and no error contains it.
+
+_HEX: Final = re.compile("[0-9a-f]{64}")
+
+
+def generate_key(file: Path) -> str:
+    """Writes a new key into a file that does not exist, for its owner alone, and returns the public half in hex. Raises
+    InvalidOption for a file that cannot be made, UnsupportedPlatform."""
+    _check_verifies()
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    text = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    try:
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:
+            made.write(text)
+    except OSError as error:
+        raise InvalidOption("file", str(file), f"a file that can be created: {error.strerror}") from error
+    return _public(key).hex()
+
+
+def read_key(file: str | PathLike[str], named: str = "sign_with") -> SigningKey:
+    """Returns the key of a file, which the argument `named` gave. Raises InvalidOption for one without an Ed25519 key,
+    UnsupportedPlatform."""
+    _check_verifies()
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    try:
+        key = serialization.load_pem_private_key(Path(file).read_bytes(), None)
+    except (OSError, ValueError, TypeError):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise InvalidOption(named, str(file), "a file of `marshal keys FILE --generate`")
+    return SigningKey(_public(key), key.sign)
+
+
+def _check_keys(given: object) -> None:
+    """Raises InvalidOption unless these are public halves of keys in hex, UnsupportedPlatform."""
+    if not isinstance(given, list | tuple) or len(given) > ADMIN_KEYS_MAX:
+        raise InvalidOption("admin_keys", given, f"a list of at most {ADMIN_KEYS_MAX} public keys")
+    for text in given:
+        if not isinstance(text, str) or _HEX.fullmatch(text) is None:
+            raise InvalidOption("admin_keys", text, "64 hex digits, as `marshal keys FILE` prints them")
+    if given:
+        _check_verifies()
+
+
+def _parsed_keys(given: Iterable[str]) -> tuple[bytes, ...]:
+    """Returns the keys of texts that `_check_keys` has accepted, each one once, in the order of a record."""
+    return tuple(sorted({bytes.fromhex(text) for text in given}))
+
+
+def _public(key: Ed25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes_raw()
+
+
+def _check_verifies() -> None:
+    if not VERIFIES:
+        raise UnsupportedPlatform("a key", "a Python without `cryptography`", "pip install 'marshal_py[keys]'")

@@ -31,11 +31,14 @@ from marshal_py.protocol.fold.world import (
 from marshal_py.protocol.wire.codec import (
     ENVELOPE_VERSION,
     LOG_RECORD_VERSION,
+    READS_VERSION,
     SIGNED,
     SIGNED_VERSION,
     TYPE_MAX,
     decode_body,
     decode_signed,
+    fits,
+    needs_key,
     open_envelope,
 )
 from marshal_py.protocol.wire.identity import HASH_NAME, NONE, TopicPartition, route
@@ -65,7 +68,6 @@ from marshal_py.protocol.wire.records import (
     StepDown,
     Topology,
 )
-from marshal_py.protocol.wire.signatures import READS_VERSION, fits, needs_key
 
 # --- Defines the verdict: what the fold decided about one record (PROTOCOL.md F10.2). Holds values only.
 

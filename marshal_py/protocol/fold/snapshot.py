@@ -29,7 +29,7 @@ from marshal_py.protocol.fold.world import (
     World,
     hash64,
 )
-from marshal_py.protocol.wire.codec import RECORD_VERSION, SIGNED_VERSION, decode_body
+from marshal_py.protocol.wire.codec import READS_VERSION, RECORD_VERSION, SIGNED_VERSION, decode_body
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import (
     RECORD_TYPES,
@@ -48,7 +48,6 @@ from marshal_py.protocol.wire.records import (
     Snapshot,
     Text,
 )
-from marshal_py.protocol.wire.signatures import READS_VERSION
 
 STATE_FORMAT: Final = 3  # a reader skips snapshots of a format that it does not know (N2)
 KEYED_FORMAT: Final = 4  # of a log with a group that has keys

@@ -18,7 +18,7 @@ from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, CHECKPOINTS_KEPT,
 from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
 from marshal_py.protocol.time import HEARTBEATS_PER_INTERVAL, FailureDetector, Liveness
 from marshal_py.protocol.wire import records
-from marshal_py.protocol.wire.codec import RECORD_VERSION
+from marshal_py.protocol.wire.codec import READS_VERSION, RECORD_VERSION
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
@@ -30,7 +30,6 @@ from marshal_py.protocol.wire.records import (
     Record,
     clipped,
 )
-from marshal_py.protocol.wire.signatures import READS_VERSION
 
 # --- The values between a member and its driver: MemberOptions go in, a Ready with duties comes out of each tick.
 #

@@ -17,9 +17,9 @@ from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.policy import candidate_order, listed, names
 from marshal_py.protocol.wire import records
+from marshal_py.protocol.wire.codec import VERIFIES
 from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition, consumed
 from marshal_py.protocol.wire.records import EVICT_INTERVALS, Join
-from marshal_py.protocol.wire.signatures import VERIFIES
 
 NAMED_MAX: Final = 3  # how many consumers a text names
 HANGS_MS: Final = 10_000  # without an answer from any handler of a partition; most handlers take less

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("codec", "identity", "progress", "records", "signatures")
+DOORS: Final = ("codec", "identity", "progress", "records")

@@ -7,8 +7,10 @@ writer to the topic must not be able to stop its readers (S13).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from struct import Struct as Pack
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from msgspec import DecodeError, Raw, Struct
@@ -16,8 +18,23 @@ from msgspec.msgpack import Decoder, Encoder
 from msgspec.structs import astuple
 
 from marshal_py.errors import InvalidRecord
-from marshal_py.protocol.wire.identity import ID_BYTES_MAX
-from marshal_py.protocol.wire.records import RECORD_TYPES, Genesis, GroupConfig, Record, Signed, Snapshot
+from marshal_py.protocol.wire.identity import ID_BYTES_MAX, NONE
+from marshal_py.protocol.wire.records import (
+    RECORD_TYPES,
+    Genesis,
+    GroupConfig,
+    Record,
+    ReleaseGroup,
+    SetPosition,
+    Signed,
+    Snapshot,
+    Topology,
+)
+
+try:  # the package alone, which is small: the arithmetic is imported when the first signature comes
+    import cryptography
+except ImportError:
+    cryptography = None  # type: ignore[assignment]  # F11.5
 
 MAGIC: Final = b"Mr"
 ENVELOPE_VERSION: Final = 1
@@ -39,34 +56,13 @@ _FIXSTR_LENGTH: Final = 0x1F  # bits of a fixstr's first byte that hold its leng
 _FIX_COUNT: Final = 0x0F  # bits of a fixarray's or fixmap's first byte that hold its count
 # For 0xC4-0xDF: bytes of the length field, fixed payload bytes, children per counted element.
 _FORMS: Final = (
-    (1, 0, 0),
-    (2, 0, 0),
-    (4, 0, 0),  # bin 8, 16, 32
-    (1, 1, 0),
-    (2, 1, 0),
-    (4, 1, 0),  # ext 8, 16, 32
-    (0, 4, 0),
-    (0, 8, 0),  # float 32, 64
-    (0, 1, 0),
-    (0, 2, 0),
-    (0, 4, 0),
-    (0, 8, 0),
-    (0, 1, 0),
-    (0, 2, 0),
-    (0, 4, 0),
-    (0, 8, 0),  # uint, int
-    (0, 2, 0),
-    (0, 3, 0),
-    (0, 5, 0),
-    (0, 9, 0),
-    (0, 17, 0),  # fixext 1, 2, 4, 8, 16
-    (1, 0, 0),
-    (2, 0, 0),
-    (4, 0, 0),  # str 8, 16, 32
-    (2, 0, 1),
-    (4, 0, 1),
-    (2, 0, 2),
-    (4, 0, 2),  # array 16, 32, map 16, 32
+    *((width, 0, 0) for width in (1, 2, 4)),  # bin 8, 16, 32
+    *((width, 1, 0) for width in (1, 2, 4)),  # ext 8, 16, 32
+    *((0, payload, 0) for payload in (4, 8)),  # float 32, 64
+    *((0, payload, 0) for payload in (1, 2, 4, 8) * 2),  # uint, int
+    *((0, payload, 0) for payload in (2, 3, 5, 9, 17)),  # fixext 1, 2, 4, 8, 16
+    *((width, 0, 0) for width in (1, 2, 4)),  # str 8, 16, 32
+    *((width, 0, per) for per in (1, 2) for width in (2, 4)),  # array 16, 32, map 16, 32
 )
 _HEADER: Final = Pack(">2sBIIB").unpack_from
 _DECODERS: Final = tuple(Decoder(kind) for kind in RECORD_TYPES)
@@ -259,3 +255,60 @@ def _too_deep(body: bytes) -> bool:
                 break
             left.pop()
     return False
+
+
+# --- Signatures of admin records, by Ed25519: what is signed, and whether it fits (PROTOCOL.md, rule 11)
+#
+# The package `cryptography` (extra `keys`) does the arithmetic. Without it this library reads record version 1 only: a
+# group with keys is opaque to it, and it stops there by name. It never guesses what a signed record does.
+
+VERIFIES: Final = cryptography is not None
+READS_VERSION: Final = SIGNED_VERSION if VERIFIES else RECORD_VERSION  # the highest, of a group's records
+VERIFIED_MAX: Final = 1_024  # verdicts that are remembered: copies of a record then cost what other bytes cost
+
+_DOMAIN: Final = b"marshal admin record"
+_PRIME: Final = 2**255 - 19
+_FOREIGN: Final = frozenset({0, 1, _PRIME - 1})  # y of points on which implementations disagree
+
+
+class SigningKey(NamedTuple):
+    """A key of whom may administer groups: its public half, and what signs with the private one."""
+
+    public: bytes
+    sign: Callable[[bytes], bytes]
+
+
+def needs_key(record: Record) -> bool:
+    """Returns whether only a holder of a key may write the record to a group with keys (F11.2)."""
+    return isinstance(record, ReleaseGroup | SetPosition | GroupConfig) or (
+        isinstance(record, Topology) and record.token != NONE
+    )
+
+
+def signed(record: Record, group: str, incarnation: bytes, observed: int, key: SigningKey) -> Signed:
+    """Returns the record with a signature. `observed`: the offset of the group's settings (F11.3)."""
+    kind, body = RECORD_TYPES.index(type(record)), body_of(record)
+    return Signed(key.public, key.sign(message_of(incarnation, group, observed, kind, body)), observed, kind, body)
+
+
+def message_of(incarnation: bytes, group: str, observed: int, kind: int, body: bytes) -> bytes:
+    """Returns the bytes that a signature is over (F11.3)."""
+    name, offset = group.encode(), observed.to_bytes(8, "big")
+    return b"".join([_DOMAIN, incarnation, bytes((len(name),)), name, offset, bytes((kind,)), body])
+
+
+@lru_cache(VERIFIED_MAX)
+def fits(record: Signed, incarnation: bytes, group: str) -> bool:
+    """Returns whether the signature is one by the key that the record names (F11.3)."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    y = int.from_bytes(record.key, "little") & (2**255 - 1)
+    if y >= _PRIME or y in _FOREIGN:
+        return False
+    try:
+        key = Ed25519PublicKey.from_public_bytes(record.key)
+        key.verify(record.signature, message_of(incarnation, group, record.observed, record.kind, record.body))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
