@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.text import Text
 
 from marshal_py.cli.demo import write_timeline
-from marshal_py.cli.demo.children import Plan
 from marshal_py.cli.demo.scenario import View, picture, run_demo
 from marshal_py.cli.demo.verdict import Totals, sentence
+from marshal_py.cli.demo.worker import Plan
 from marshal_py.cli.top.picture import Frame, Rows, Screen, Size, draw
 from marshal_py.cli.top.source import Source
 from marshal_py.log.observer import Observer
@@ -85,14 +85,14 @@ def main() -> None:
         )
         source = Source(lambda: Observer(KafkaTransport(settings, 10.0), "__marshal"), "demo", None)
         admin, view = KafkaTransport(settings, 10.0).admin(), Recorder(source)
-        result, totals = run_demo(plan, admin, view)
+        result = run_demo(plan, admin, view)
         admin.close()
         page = Path(folder, "timeline.html")
         write_timeline(plan, 10.0, page)
         chromium = shutil.which("chromium") or "chromium"
         picture_options = [f"--window-size={SIZE}", "--hide-scrollbars", f"--screenshot={FOLDER / 'timeline.png'}"]
         subprocess.run([chromium, "--headless", "--no-sandbox", *picture_options, page.as_uri()], check=True)
-    write_svg("demo.svg", "make demo", [*view.kept, Text(), Text(sentence(result, totals.unsound), style="bold")])
+    write_svg("demo.svg", "make demo", [*view.kept, Text(), Text(sentence(result), style="bold")])
     write_svg("top.svg", "marshal top demo", view.top)
 
 

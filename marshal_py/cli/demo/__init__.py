@@ -1,7 +1,7 @@
 """The command `marshal demo`: processes share a topic, one is killed, one joins, and every message is counted.
 
-scenario.py runs the schedule and shows it, and starts the child processes, whose work is in children.py.
-Each writes a journal. verdict.py adds the journals up and decides whether the promise was kept.
+scenario.py runs the schedule, writes the orders and shows what happens. Each consumer is a process, whose work is in
+worker.py. verdict.py adds up what they tell and decides whether the promise was kept.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from marshal_py.cli import output
-from marshal_py.cli.demo.children import Plan
 from marshal_py.cli.demo.verdict import Judgement, sentence
+from marshal_py.cli.demo.worker import Plan
 from marshal_py.cli.documents import prints
 from marshal_py.cli.options import CommonOptions, Force, command, settings_of
 from marshal_py.transport.embedded import Broker
@@ -67,18 +67,16 @@ def demo(
             seconds=seconds,
             last_will=last_will,
         )
-        result, totals = run_demo(plan, admin, View(output.console(stderr=options.as_json)))
+        result = run_demo(plan, admin, View(output.console(stderr=options.as_json)))
         admin.close()
         if html is not None:
             write_timeline(plan, options.timeout, html)
     if topic != EMBEDDED_TOPIC:
         output.say(f"topic {topic} stays on the cluster; delete it when you no longer need it")
-    if totals.unsound:
-        output.say(f"{totals.unsound} messages came with a wrong checksum")
     if options.as_json:
         output.print_json(result)
     else:
-        print(sentence(result, totals.unsound), flush=True)
+        print(sentence(result), flush=True)
     if not result.ok:
         raise typer.Exit(output.FAILED)
 

@@ -1,4 +1,4 @@
-"""Adds up the journals of a run of the demo, and judges them by the topic's end offsets. Pure; asks nothing.
+"""Adds up what the processes of the demo tell, and judges it by the topic's end offsets. Pure; asks nothing.
 
 A message is identified by (partition, offset). When the embedded broker writes an order twice because its producer
 retried, these are two messages, and both must be handled.
@@ -7,86 +7,70 @@ retried, these are two messages, and both must be handled.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import NamedTuple
+from typing import Final
 
 from msgspec import Struct
 
-from marshal_py.cli.demo.children import Claimed, Delivered, Entry, Lost, Written
+from marshal_py.cli.demo.worker import Entry
 
-AT_MOST_ONCE = "at_most_once"
-
-
-class Handling(NamedTuple):
-    """One delivery: when, to which worker, which offset."""
-
-    at: float
-    worker: str
-    offset: int
-
-
-class Ownership(NamedTuple):
-    """A claim that a worker has read as accepted. A later claim has a greater epoch."""
-
-    at: float
-    epoch: int
-    worker: str
+AT_MOST_ONCE: Final = "at_most_once"
+KILLED: Final = "consumer-2"
+JOINER: Final = "consumer-4"
 
 
 class Totals:
-    """All journals added up. `handled` counts the deliveries of each message; `handlings` lists the same deliveries."""
+    """All that was told. `handled` counts the deliveries of each message, `deliveries` lists them with the worker."""
 
     def __init__(self, partitions: int) -> None:
         self.partitions = partitions
+        self.joined: set[str] = set()
         self.acknowledged: set[tuple[int, int]] = set()
         self.handled: Counter[tuple[int, int]] = Counter()
-        self.handlings: dict[int, list[Handling]] = defaultdict(list)
-        self.claims: dict[int, list[Ownership]] = defaultdict(list)
-        self.owners: dict[int, Ownership] = {}
+        self.deliveries: list[tuple[str, Entry]] = []
+        self.claims: list[tuple[str, Entry]] = []
+        self.owners: dict[int, tuple[int, str]] = {}  # by partition: the epoch of the newest claim, and whose it is
         self.next_offset: dict[int, int] = defaultdict(int)  # one after the highest offset that was handled
         self.end: dict[int, int] = defaultdict(int)  # one after the highest offset that was acknowledged
-        self.unsound: int = 0
 
     def add(self, worker: str, entry: Entry) -> None:
-        match entry:
-            case Delivered(at=at, partition=partition, offset=offset):
-                self.handled[partition, offset] += 1
-                self.handlings[partition].append(Handling(at, worker, offset))
-                self.next_offset[partition] = max(self.next_offset[partition], offset + 1)
-                self.unsound += not entry.checksum_fits
-            case Written(partition=partition, offset=offset):
-                self.acknowledged.add((partition, offset))
-                self.end[partition] = max(self.end[partition], offset + 1)
-            case Claimed(at=at, partition=partition, epoch=epoch):
-                claim = Ownership(at, epoch, worker)
-                self.claims[partition].append(claim)
-                if partition not in self.owners or self.owners[partition].epoch < epoch:
-                    self.owners[partition] = claim
-            case Lost(partition=partition):
-                if partition in self.owners and self.owners[partition].worker == worker:
-                    del self.owners[partition]
-            case _:
-                pass
+        partition, number = entry.partition, entry.number
+        match entry.kind:
+            case "joined":
+                self.joined.add(worker)
+            case "delivered":
+                self.handled[partition, number] += 1
+                self.deliveries.append((worker, entry))
+                self.next_offset[partition] = max(self.next_offset[partition], number + 1)
+            case "written":
+                self.acknowledged.add((partition, number))
+                self.end[partition] = max(self.end[partition], number + 1)
+            case "claimed":
+                self.claims.append((worker, entry))
+                self.owners[partition] = max(self.owners.get(partition, (number, worker)), (number, worker))
+            case "lost" if self.owners.get(partition, (0, ""))[1] == worker:
+                del self.owners[partition]
+
+    def has_worked(self, worker: str) -> bool:
+        return any(name == worker for name, _ in self.deliveries)
 
     def owner_at(self, partition: int, at: float) -> str:
         """Returns the worker with the newest claim at that time; "" if nobody had claimed the partition."""
-        claims = [claim for claim in self.claims[partition] if claim.at <= at]
-        return max(claims, key=lambda claim: claim.epoch).worker if claims else ""
+        claims = ((one.number, name) for name, one in self.claims if one.partition == partition and one.at <= at)
+        return max(claims, default=(0, ""))[1]
 
     def __str__(self) -> str:
-        shares = Counter(claim.worker for claim in self.owners.values())
+        shares = Counter(worker for _, worker in self.owners.values())
         owners = " ".join(f"{worker}:{count}" for worker, count in sorted(shares.items()))
         lag = sum(max(0, self.end[number] - self.next_offset[number]) for number in range(self.partitions))
         return f"produced {len(self.acknowledged)}  handled {len(self.handled)}  lag {lag}  {owners}"
 
 
-class Milestones(Struct, kw_only=True):
-    """What was done to the group, and when, in seconds of the monotonic clock."""
+class Milestones(Struct):
+    """When something was done to the group, in seconds of the monotonic clock."""
 
-    killed: str = ""
-    killed_at: float = 0.0
-    joiner: str = ""
-    joiner_started_at: float = 0.0
-    production_ended_at: float = 0.0
+    killed: float = 0.0
+    joiner_started: float = 0.0
+    production_ended: float = 0.0
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
@@ -113,9 +97,10 @@ def judge(totals: Totals, ends: dict[int, int], milestones: Milestones, delivery
     handled = produced & totals.handled.keys()
     missing = len(produced) - len(handled)
     repeats = sum(count - 1 for count in totals.handled.values())
-    foreign = len(totals.handled.keys() - produced)  # delivered but never written: as bad as a wrong checksum
+    foreign = len(totals.handled.keys() - produced)  # delivered but never written
     once = delivery == AT_MOST_ONCE
     lost, doubled = (0, repeats) if once else (missing, 0)
+    first = min((one.at for name, one in totals.deliveries if name == JOINER), default=None)
     return Judgement(
         produced=len(produced),
         handled=len(handled),
@@ -123,35 +108,26 @@ def judge(totals: Totals, ends: dict[int, int], milestones: Milestones, delivery
         redelivered=0 if once else repeats,
         doubled=doubled,
         dropped=missing if once else 0,
-        failover_s=_failover_s(totals, milestones),
-        join_gap_s=_join_gap_s(totals, milestones),
+        failover_s=_failover_s(totals, milestones.killed),
+        join_gap_s=None if first is None else round(first - milestones.joiner_started, 2),  # interpreter included
         moved_on_join=_moved_on_join(totals, milestones),
         delivery=delivery,
         seconds=round(seconds, 1),
-        ok=not (lost or doubled or foreign or totals.unsound),
+        ok=not (lost or doubled or foreign),
     )
 
 
-def _failover_s(totals: Totals, milestones: Milestones) -> float | None:
+def _failover_s(totals: Totals, killed_at: float) -> float | None:
     """Returns the longest time that a partition was without deliveries because its consumer was killed. It lasts from
     the killed consumer's last delivery to its successor's first. None if there was no such partition."""
     silences = []
-    for handlings in totals.handlings.values():
-        before = [h for h in handlings if h.at <= milestones.killed_at]
-        after = [h for h in handlings if h.at > milestones.killed_at and h.worker != milestones.killed]
-        if not before or not after:
-            continue
-        last = max(before, key=lambda h: h.at)
-        if last.worker == milestones.killed:
-            silences.append(min(h.at for h in after) - last.at)
+    for partition in range(totals.partitions):
+        found = [(one.at, name) for name, one in totals.deliveries if one.partition == partition]
+        last_at, last = max((each for each in found if each[0] <= killed_at), default=(0.0, ""))
+        first_at = min((at for at, name in found if at > killed_at and name != KILLED), default=None)
+        if last == KILLED and first_at is not None:
+            silences.append(first_at - last_at)
     return round(max(silences), 2) if silences else None
-
-
-def _join_gap_s(totals: Totals, milestones: Milestones) -> float | None:
-    """Returns the time from the start of the joining process, interpreter included, to its first delivery. None if it
-    got no message."""
-    mine = [h.at for handlings in totals.handlings.values() for h in handlings if h.worker == milestones.joiner]
-    return round(min(mine) - milestones.joiner_started_at, 2) if mine else None
 
 
 def _moved_on_join(totals: Totals, milestones: Milestones) -> int:
@@ -159,13 +135,12 @@ def _moved_on_join(totals: Totals, milestones: Milestones) -> int:
     of the killed consumer do not count, because they had to move."""
     moved = 0
     for partition in range(totals.partitions):
-        was = totals.owner_at(partition, milestones.joiner_started_at)
-        now = totals.owner_at(partition, milestones.production_ended_at)
-        moved += was not in ("", milestones.killed, now)
+        was = totals.owner_at(partition, milestones.joiner_started)
+        moved += was not in ("", KILLED, totals.owner_at(partition, milestones.production_ended))
     return moved
 
 
-def sentence(result: Judgement, unsound: int) -> str:
+def sentence(result: Judgement) -> str:
     """Returns the last line of the demo, for people."""
     promise = "no message delivered twice" if result.delivery == AT_MOST_ONCE else "no message lost"
     parts = [f"{result.produced} produced", f"{result.handled} handled"]
@@ -173,8 +148,6 @@ def sentence(result: Judgement, unsound: int) -> str:
         parts += [f"{result.doubled} doubled", f"{result.dropped} dropped"]
     else:
         parts += [f"{result.lost} lost", f"{result.redelivered} redelivered"]
-    if unsound:
-        parts.append(f"{unsound} with a wrong checksum")
     if result.failover_s is not None:
         parts.append(f"take-over {result.failover_s:.1f} s after the last message of the killed consumer")
     if result.join_gap_s is not None:
