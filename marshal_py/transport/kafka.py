@@ -8,6 +8,7 @@ messages or the whole timeout. This file reports what the cluster answered; the 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -485,6 +486,7 @@ class KafkaTransport:
 
 
 POLL_S: Final = 0.25
+SILENT_S: Final = 2.0  # without a message or an error: longer than an election of leaders usually takes
 NEAR: Final = 2_000  # offsets of a partition: a read of at most so many fetches little
 RANGE_FETCH: Final[Mapping[str, Any]] = {
     "enable.partition.eof": True,  # the only sign of a range whose last offsets are missing at the log's end
@@ -517,7 +519,8 @@ class KafkaReader:
         self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], timeout_s: float
     ) -> Iterator[Sequence[Message]]:
         """Yields messages as MessageReader.read says."""
-        client = self._client(near=all(ends[tp] - start <= NEAR for tp, start in starts.items()))
+        near = all(ends[tp] - start <= NEAR for tp, start in starts.items())
+        client = self._client(near)
         consumer = client.consumer
         if self._assigned is not None and self._assigned is not consumer:
             self._assigned.unassign()  # its reading has been left unfinished
@@ -529,13 +532,13 @@ class KafkaReader:
                     metadata(consumer, tp.topic, timeout_s)
                     client.known.add(tp.topic)
             consumer.assign([KafkaPartition(*tp, start) for tp, start in starts.items()])
-            yield from self._read(consumer, dict(starts), dict(ends), timeout_s)
+            yield from self._read(consumer, near, dict(starts), dict(ends), timeout_s)
         except KafkaException as error:
             reason = self._errors.reason(str(error.args[0]))
             raise ClusterUnreachable(self._servers, f"messages of {next(iter(starts))}", reason) from error
         finally:
-            if self._assigned is consumer and self._reading == reading:
-                consumer.unassign()
+            if self._assigned is not None and self._reading == reading:
+                self._assigned.unassign()
                 self._assigned = None
 
     def _client(self, near: bool) -> _RangeClient:
@@ -545,13 +548,30 @@ class KafkaReader:
             self._clients[near] = found
         return found
 
+    def _renewed(self, near: bool, at: Mapping[TopicPartition, int]) -> Consumer:
+        """Returns another client, which goes on where the present one is: that may know the topic from before it was
+        created again, and would wait without end (KafkaSource._replace_client)."""
+        old = self._clients.pop(near).consumer
+        reached = old.position([KafkaPartition(*tp) for tp in at])
+        consumer = self._assigned = self._client(near).consumer
+        starts = zip(reached, at.values(), strict=True)
+        consumer.assign([KafkaPartition(one.topic, one.partition, max(one.offset, start)) for one, start in starts])
+        old.close()
+        return consumer
+
     def _read(
-        self, consumer: Consumer, at: dict[TopicPartition, int], ends: dict[TopicPartition, int], timeout_s: float
+        self,
+        consumer: Consumer,
+        near: bool,
+        at: dict[TopicPartition, int],
+        ends: dict[TopicPartition, int],
+        timeout_s: float,
     ) -> Iterator[Sequence[Message]]:
         """Yields the ranges' messages. `at`: the starts of unfinished partitions; one ends with a message at or beyond
         its last offset, or its end if that is not below, so missing offsets do no harm and a lagging replica is waited
         for. Only there messages are looked at one by one; the rest loops in C."""
         deadline, topic = time.monotonic() + timeout_s, next((tp.topic for tp in at), "")
+        renew_at = time.monotonic() + min(SILENT_S, timeout_s / 2)
         while at:
             found = consumer.consume(settings.PIECE_MESSAGES, 0)
             if not found:
@@ -578,8 +598,10 @@ class KafkaReader:
                     if number not in beyond or (message.offset() or 0) < beyond[number]
                 ]
             if found:
-                deadline = time.monotonic() + timeout_s
+                deadline, renew_at = time.monotonic() + timeout_s, math.inf
                 yield found
+            elif time.monotonic() >= renew_at:
+                consumer, renew_at = self._renewed(near, at), math.inf
             elif time.monotonic() >= deadline:
                 tp = next(iter(at))
                 reason = self._errors.reason("no answer in time")

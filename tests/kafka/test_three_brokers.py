@@ -8,13 +8,17 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from contextlib import ExitStack
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from pyspark import TaskContext
 
 from marshal_py.client.driver import loop
 from marshal_py.errors import WrongTopicSetting
+from marshal_py.spark.stream import range_reader
+from marshal_py.spark.stream.backfills import BackfillOptions, BackfillReader
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.kafka import KafkaTransport
 from tests.kafka.test_conformance import ApacheRig
@@ -117,14 +121,32 @@ def test_what_was_created_can_be_used_at_once(kafka3: Cluster) -> None:
     create_and_use(kafka3)
 
 
+def values_by_spark(case: TopicCase) -> set[bytes]:
+    """Reads the topic by tasks of one process, as Spark's executors do."""
+    reader = BackfillReader(BackfillOptions.of({"bootstrap.servers": case.cluster.bootstrap, "topics": case.topic}))
+    batches = (batch for task in reader.partitions() for batch in reader.read(task))
+    return {value for batch in batches for value in batch["value"].to_pylist()}
+
+
 @pytest.mark.node_control
 def test_a_topic_is_created_again_after_its_leader_has_changed(
     kafka3: Cluster, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Leaders of the new topic begin with epoch 0, which librdkafka takes for older than what it knows of the name."""
+    """Leaders of the new topic begin with epoch 0, which librdkafka takes for older than what it knows of the name.
+    Consumers, a `Topic` and Spark's tasks read the new one, in a process that has read the old one.
+    """
     monkeypatch.setattr(loop, "METADATA_S", 0.3)
+    monkeypatch.setattr(range_reader, "_spare_collector", lambda: None)
+    first = type("First", (), {"attemptNumber": lambda self: 0})()
+    monkeypatch.setattr(TaskContext, "get", classmethod(lambda cls: first))
     case = TopicCase(kafka3, topic(PARTITIONS, cluster=kafka3))
-    with case.connect() as marshal, joined(marshal, case.group, [case.topic]) as consumer:
+    with (
+        ExitStack() as stack,
+        Topic(KafkaTransport({"bootstrap.servers": kafka3.bootstrap}, DEADLINE_S), case.topic) as stored,
+        case.connect() as marshal,
+        joined(marshal, case.group, [case.topic]) as consumer,
+    ):
+        stack.callback(range_reader._close_idle)
         case.begin(consumer)
         leader = leader_of(kafka3, case.topic)
         kafka3.kill(leader)
@@ -132,7 +154,11 @@ def test_a_topic_is_created_again_after_its_leader_has_changed(
         kafka3.restart(leader)
         with BackgroundConsumer(consumer) as reader:
             case.await_all(reader, case.fill(case.topic, PARTITIONS, 10, "later"))
+            values = {stored.get(offset=0, partition=0).value, *values_by_spark(case)}
+            assert {value.partition(b" ")[0] for value in values} == {b"old", b"later"}
             noticed, wanted = len(reader.seen), case.recreate(PARTITIONS, 30)
+            values = {stored.get(offset=0, partition=0).value, *values_by_spark(case)}
+            assert {value.partition(b" ")[0] for value in values} == {b"new"}
             case.await_event(consumer, "parked", PARTITIONS)
             case.adopt(PARTITIONS)
             case.await_all(reader, wanted, noticed)

@@ -191,8 +191,9 @@ def read_ranges(task: InputPartition) -> Iterator[pa.RecordBatch]:
     configuration = settings.data_reader({**_FETCH, **_sizes(pieces), **task.kafka}, READER_ID, READER_ID, None)
     if context is not None:
         _spare_collector()
+    ids = {piece.topic: piece.source.partition(" ")[0] for piece in pieces}
     with named_as_written(task.kafka):
-        consumer = _client(configuration)
+        consumer = _client(configuration, ids)
     try:
         consumer.assign([KafkaPartition(piece.topic, piece.partition, piece.start) for piece in pieces])
         yield from _RangeReader(consumer, pieces, str(configuration["bootstrap.servers"])).batches(task)
@@ -203,7 +204,7 @@ def read_ranges(task: InputPartition) -> Iterator[pa.RecordBatch]:
     if context is None:
         consumer.close()
     else:
-        _idle.append((configuration, consumer))
+        _idle.append((configuration, consumer, ids))
 
 
 def _sizes(pieces: Sequence[Piece]) -> dict[str, int]:
@@ -213,14 +214,17 @@ def _sizes(pieces: Sequence[Piece]) -> dict[str, int]:
     return {"queued.min.messages": queue, "fetch.message.max.bytes": min(fetch * FETCH_BYTES_PER_ROW, FETCH_BYTES_MAX)}
 
 
-# The client that the last task of this process left; one at most.
-_idle: Final[list[tuple[settings.Settings, Consumer]]] = []
+# The client that the last task of this process left, one at most, and the ids of all topics that it has read.
+_idle: Final[list[tuple[settings.Settings, Consumer, dict[str, str]]]] = []
 
 
-def _client(configuration: settings.Settings) -> Consumer:
+def _client(configuration: settings.Settings, ids: dict[str, str]) -> Consumer:
+    """Returns a client for topics of these ids, and adds to `ids` what else it has read. One that has read a topic
+    before it was created again would wait for it without end (KafkaSource._replace_client)."""
     while _idle:
-        before, consumer = _idle.pop()
-        if before == configuration:
+        before, consumer, known = _idle.pop()
+        if before == configuration and all(known.get(topic, of) == of for topic, of in ids.items()):
+            ids.update(known)
             return consumer
         consumer.close()
     return settings.create_client(Consumer, configuration)
