@@ -55,58 +55,23 @@ from marshal_py.protocol.wire.records import (
 )
 
 
-class SessionSpan(Struct):
+class OpenSession(Struct):
     """A session; ended ones are kept, as late records may name them. `until_ms`: alive until then unless it writes.
     `sign_time_ms`: its last sign of life; `sign_lived_ms`: `Presence.lived_ms` then."""
 
-    client: str
-    member: str
-    mode: int
-    from_time_ms: int | None
+    row: SessionRow
     sign_time_ms: int | None
     alive: bool = True
     until_ms: int = 0
     sign_lived_ms: int | None = None
 
 
-class Claim(Struct):
-    """A live claim. `after`: how the partition's previous claim ended, in the words of tables.IntervalRow."""
+class OpenGap(Struct):
+    """A span without an owner, in which only an admin can move `position`. Its row has `Presence.lived_ms` as it was at
+    its beginning, and at the last sign of life of the owner before."""
 
-    topic: str
-    partition: int
-    session: int
-    from_time_ms: int | None
-    after: str | None
-    from_position: int | None
-    generation: int
-
-
-class FreeSpan(Struct):
-    """A span without an owner; only an admin can move `position` in it. `cause`, `client`, `sign_time_ms`: of the claim
-    before. `lived_ms`, `members`: at its beginning; `sign_lived_ms`: at that last sign."""
-
-    from_offset: int | None
-    from_time_ms: int | None
-    cause: str | None
-    client: str | None
-    sign_time_ms: int | None
-    members: int
-    paused: bool
+    row: GapRow
     position: int | None
-    lived_ms: int | None = None
-    sign_lived_ms: int | None = None
-
-
-class Pause(Struct):
-    """A running pause. `token`: offset of its newest record, by which others name the pause."""
-
-    from_offset: int | None
-    from_time_ms: int | None
-    token: int | None
-    duration_ms: int
-    reason: str = ""
-    by: str = ""
-    renewals: int = 0
 
 
 class Presence(Struct):
@@ -132,65 +97,71 @@ class Presence(Struct):
 
 
 class OpenGroup(Struct):
-    """What has begun and not ended in a group, and ended sessions. `sessions` by number, `claims` by epoch, `spans` by
-    topic and partition, `pause` or None."""
+    """What has begun and not ended in a group, as the rows that it will be, and ended sessions. `sessions` by number,
+    `claims` by epoch, `gaps` by topic and partition. `token`: offset of the newest record of the `pause`."""
 
-    sessions: dict[int, SessionSpan] = {}
-    claims: dict[int, Claim] = {}
-    spans: dict[str, dict[int, FreeSpan]] = {}
-    pause: Pause | None = None
+    sessions: dict[int, OpenSession] = {}
+    claims: dict[int, IntervalRow] = {}
+    gaps: dict[str, dict[int, OpenGap]] = {}
+    pause: PauseRow | None = None
+    token: int | None = None
     winners: dict[str, dict[int, tuple[int, int, int | None]]] = {}  # last claim of a partition: epoch, session, time
     deleted: bool = False
     presence: Presence = msgspec.field(default_factory=Presence)
 
     def client(self, session: int | None) -> str | None:
-        span = self.sessions.get(session) if session is not None else None
-        return None if span is None else span.client
-
-
-class OpenState(Struct):
-    """All that a Timeline knows besides its world. `touched`: groups with records since the last checkpoint. `time_ms`:
-    of the last record."""
-
-    groups: dict[str, OpenGroup] = {}
-    touched: set[str] = set()
-    time_ms: int | None = None
+        opened = self.sessions.get(session) if session is not None else None
+        return None if opened is None else opened.row.client
 
 
 def offset_or_none(value: int) -> int | None:
     return None if value == NONE else value
 
 
-def new_span(
-    group: Group, topic: str, partition: int, offset: int | None, time_ms: int | None, lived_ms: int | None
-) -> FreeSpan:
-    """Returns the span of a partition that appears with the record at `offset`. `lived_ms`: `Presence.lived_ms`
-    then."""
-    part = group.partitions.get(TopicPartition(topic, partition))
-    position = None if part is None else offset_or_none(part.position)
-    return FreeSpan(offset, time_ms, "new", None, None, len(group.sessions), group.paused, position, lived_ms)
+def _session(log: int, name: str, session: int, join: Join, time_ms: int | None) -> SessionRow:
+    who = join.client_id, join.member, MODE_NAMES[join.mode]
+    return SessionRow(log, name, session, *who, time_ms, None, None, None, "", None)
 
 
-def open_state_of(world: World) -> OpenState:
+def _interval(
+    log: int, name: str, part: Partition, client: str, time_ms: int | None, after: str | None, position: int | None
+) -> IntervalRow:
+    whose = log, name, *part.tp, client, part.owner, part.epoch
+    return IntervalRow(*whose, time_ms, None, None, None, after, position, None, part.generation, 0)
+
+
+def _gap(
+    log: int, group: Group, tp: TopicPartition, begin: tuple[int | None, int | None], lived_ms: int | None
+) -> OpenGap:
+    """Returns the span of a partition that appears at `begin`, an offset and its time."""
+    there = len(group.sessions), group.paused
+    row = GapRow(log, group.name, *tp, *begin, None, None, "new", None, None, None, None, *there, lived_ms, None)
+    known = group.partitions.get(tp)
+    return OpenGap(row, None if known is None else offset_or_none(known.position))
+
+
+def open_groups_of(world: World) -> dict[str, OpenGroup]:
     """Returns what is open in a world that was not folded from the log's beginning: since when is unknown (None)."""
     found: dict[str, OpenGroup] = {}
     for name, group in world.groups.items():
         opened = found[name] = OpenGroup(deleted=group.deleted)
         for session, state in group.sessions.items():
-            opened.sessions[session] = SessionSpan(state.join.client_id, state.join.member, state.join.mode, None, None)
+            opened.sessions[session] = OpenSession(_session(world.log, name, session, state.join, None), None)
         for epoch, part in group.claims.items():
-            opened.claims[epoch] = Claim(*part.tp, part.owner, None, None, None, part.generation)
+            client = group.sessions[part.owner].join.client_id
+            opened.claims[epoch] = _interval(world.log, name, part, client, None, None, None)
             opened.winners.setdefault(part.tp.topic, {})[part.tp.partition] = epoch, part.owner, None
         if group.paused:
-            opened.pause = Pause(None, None, group.pause_change, group.pause_duration_ms)
+            opened.token = group.pause_change
+            opened.pause = PauseRow(world.log, name, None, None, None, None, group.pause_duration_ms, 0, "", "", None)
         owned = {part.tp for part in group.claims.values()}
         for topic, known in group.topics.items() if not group.deleted else ():
-            spans = opened.spans[topic] = {}
-            for partition in range(known.count):
-                if (topic, partition) not in owned:
-                    spans[partition] = new_span(group, topic, partition, None, None, None)
-                    spans[partition].cause = None
-    return OpenState(found)
+            gaps = opened.gaps[topic] = {}
+            for tp in (TopicPartition(topic, number) for number in range(known.count)):
+                if tp not in owned:
+                    gaps[tp.partition] = _gap(world.log, group, tp, (None, None), None)
+                    gaps[tp.partition].row = gaps[tp.partition].row._replace(cause=None)
+    return found
 
 
 NAMES_MAX: Final = 10_000  # ended sessions per group whose names are kept for late records; the oldest go first
@@ -214,7 +185,7 @@ class Here(NamedTuple):
         """Returns offset and time of what ends here; None for what is still open."""
         return (self.offset, self.time_ms) if self.ends else (None, None)
 
-    def part_of(self, claim: Claim) -> Partition:
+    def part_of(self, claim: IntervalRow) -> Partition:
         """Returns the state of what was claimed, after the claim ended; nothing if that deleted the group, which ends
         only claims without a position (F9.5)."""
         tp = TopicPartition(claim.topic, claim.partition)
@@ -231,7 +202,9 @@ class Timeline:
             if name not in TABLES:
                 raise InvalidOption("tables", name, f"one of {', '.join(TABLES)}")
         self.world = world
-        self.open: OpenState = open_state_of(world)
+        self._open = open_groups_of(world)
+        self._touched: set[str] = set()  # groups with records since the last checkpoint
+        self._time_ms: int | None = None  # of the last record
         self._wanted = frozenset(wanted)
         self._wants_records = "records" in self._wanted  # kept because it is needed for every record
         self._rows: dict[str, list[Row]] = {name: [] for name in TABLES if name in self._wanted}
@@ -256,15 +229,15 @@ class Timeline:
         """Folds a record, makes its rows, returns the verdict. If the fold raises a CoordinationError, nothing has
         changed."""
         verdict = rationalizer.apply(self.world, offset, value)
-        self.open.time_ms = time_ms
+        self._time_ms = time_ms
         name, record = verdict.group, verdict.record
         if name:
-            opened = self.open.groups.get(name) or OpenGroup()
+            opened = self._open.get(name) or OpenGroup()
             if self._wants_records:
                 self._emit_record(opened, time_ms, verdict)
             if record is not None:
                 self._tell(opened, time_ms, verdict, record)
-            self.open.touched.add(name)
+            self._touched.add(name)
         elif self._wants_records:
             self._emit_record(OpenGroup(), time_ms, verdict)
         if offset % CHECKPOINT_OFFSETS == CHECKPOINT_OFFSETS - 1:
@@ -281,7 +254,7 @@ class Timeline:
                 record = replace(record, ranges=tuple(record.ranges[index] for index in verdict.granted))
             opened.presence.advance(time_ms, opened.pause is not None)
             if handler is not None:
-                self.open.groups[name] = opened
+                self._open[name] = opened
                 handler(here, record)
                 self._sign_of_life(here, record)
         elif verdict.reason in ("held", "observed") and isinstance(record, ClaimingPartition):
@@ -291,19 +264,18 @@ class Timeline:
         """Returns what `take` does and a row, with None as its end, for everything open. The Timeline may read on."""
         log, end = self.world.log, self.world.next_offset
         for name, group in sorted(self.world.groups.items()):
-            opened, time_ms = self.open.groups.get(name) or OpenGroup(), self.open.time_ms or 0
+            opened, time_ms = self._open.get(name) or OpenGroup(), self._time_ms or 0
             opened.presence.advance(time_ms, opened.pause is not None)
             here = Here(group, opened, end, time_ms, ends=False)
-            for session, session_span in opened.sessions.items():
-                if session_span.alive:
-                    self._emit_session(here, session, session_span)
-            for epoch, claim in opened.claims.items():
-                self._emit_interval(here, epoch, claim)
-            for topic, spans in opened.spans.items():
-                for partition, span in spans.items():
-                    self._emit_gap(here, TopicPartition(topic, partition), span)
+            for session in opened.sessions.values():
+                if session.alive:
+                    self._emit_session(here, session)
+            for claim in opened.claims.values():
+                self._emit_interval(here, claim)
+            for gap in (one for gaps in opened.gaps.values() for one in gaps.values()):
+                self._emit_gap(here, gap)
             if opened.pause is not None:
-                self._emit_pause(here, opened.pause)
+                self._emit(opened.pause)
             for _, part in sorted(group.partitions.items()):
                 self._emit_standing(here, part)
             if end % CHECKPOINT_OFFSETS or name not in self._digested:
@@ -335,18 +307,8 @@ class Timeline:
         tp, opened = TopicPartition(record.topic, record.partition), here.opened
         epoch, winner, winner_time_ms = opened.winners.get(tp.topic, {}).get(tp.partition, (NONE, NONE, None))
         if epoch != NONE and winner != record.session and record.observed < epoch:
-            self._emit(
-                RaceRow(
-                    *self._place(here, tp),
-                    session=record.session,
-                    client=opened.client(record.session),
-                    reason=reason,
-                    winner_session=winner,
-                    winner_client=opened.client(winner),
-                    winner_epoch=epoch,
-                    winner_time_ms=winner_time_ms,
-                )
-            )
+            lost = record.session, opened.client(record.session), reason
+            self._emit(RaceRow(*self._place(here, tp), *lost, winner, opened.client(winner), epoch, winner_time_ms))
 
     # --- one handler per kind of accepted record
 
@@ -366,9 +328,8 @@ class Timeline:
         before = opened.sessions.get(record.predecessor)
         if before is not None and before.alive:
             self._end(here, record.predecessor, "replaced")
-        opened.sessions[here.offset] = SessionSpan(
-            record.client_id, record.member, record.mode, time_ms, time_ms, sign_lived_ms=opened.presence.lived_ms
-        )
+        row = _session(self.world.log, here.group.name, here.offset, record, time_ms)
+        opened.sessions[here.offset] = OpenSession(row, time_ms, sign_lived_ms=opened.presence.lived_ms)
 
     def _leave(self, here: Here, record: Leave) -> None:
         self._end(here, record.session, "leave")
@@ -379,11 +340,11 @@ class Timeline:
     def _end(self, here: Here, session: int, ended: str, by: str = "") -> None:
         """Closes a session and its claims (F3.3). `by`: who evicted it, or "". `ended`: as in tables.SessionRow."""
         opened = here.opened
-        span = opened.sessions[session]
+        ending = opened.sessions[session]
         for epoch in [epoch for epoch, claim in opened.claims.items() if claim.session == session]:
             self._free(here, epoch, ended)
-        self._emit_session(here, session, span, ended, by)
-        span.alive = False
+        self._emit_session(here, ending, ended, by)
+        ending.alive = False
         opened.presence.until_ms = max((kept.until_ms for kept in opened.sessions.values() if kept.alive), default=0)
         if len(opened.sessions) > NAMES_MAX + len(here.group.sessions):
             del opened.sessions[next(known for known, kept in opened.sessions.items() if not kept.alive)]
@@ -392,33 +353,25 @@ class Timeline:
         """Closes the claim and opens a span without an owner. `ended`: as in tables.IntervalRow."""
         group, opened = here.group, here.opened
         claim = opened.claims.pop(epoch)
-        self._emit_interval(here, epoch, claim, ended)
+        self._emit_interval(here, claim, ended)
         owner, part = opened.sessions[claim.session], here.part_of(claim)
         if (lost := group.unsettled(part.tp)) is not None:
             self._emit_lost(here, part.tp, claim.session, lost.start, lost.to, "amo_lost", part.generation)
-        opened.spans.setdefault(claim.topic, {})[claim.partition] = FreeSpan(
-            from_offset=here.offset,
-            from_time_ms=here.time_ms,
-            cause=ended,
-            client=owner.client,
-            sign_time_ms=owner.sign_time_ms,
-            members=len(group.sessions),
-            paused=group.paused,
-            position=offset_or_none(part.position),
-            lived_ms=opened.presence.lived_ms,
-            sign_lived_ms=owner.sign_lived_ms,
-        )
+        gap = self._new_gap(here, part.tp)
+        before: dict[str, Any] = {"cause": ended, "client": claim.client, "last_sign_time_ms": owner.sign_time_ms}
+        gap.row = gap.row._replace(**before, take_over_ms=owner.sign_lived_ms)
+        gap.position = offset_or_none(part.position)
+        opened.gaps.setdefault(claim.topic, {})[claim.partition] = gap
 
     def _claim(self, here: Here, record: ClaimingPartition) -> None:
         topic, partition, opened, epoch = record.topic, record.partition, here.opened, here.offset
         part = here.group.claims[epoch]
-        span = opened.spans.get(topic, {}).pop(partition, None)
-        if span is not None:
-            self._emit_gap(here, part.tp, span, record.session)
-        after = "new" if span is None else span.cause
-        opened.claims[epoch] = Claim(
-            topic, partition, record.session, here.time_ms, after, offset_or_none(part.position), part.generation
-        )
+        gap = opened.gaps.get(topic, {}).pop(partition, None)
+        if gap is not None:
+            self._emit_gap(here, gap, record.session)
+        after = "new" if gap is None else gap.row.cause
+        client, position = opened.sessions[record.session].row.client, offset_or_none(part.position)
+        opened.claims[epoch] = _interval(self.world.log, here.group.name, part, client, here.time_ms, after, position)
         opened.winners.setdefault(topic, {})[partition] = epoch, record.session, here.time_ms
         if partition >= 0:
             self._emit_position(here, part, "claim", record.session, epoch)
@@ -440,45 +393,39 @@ class Timeline:
     def _seek(self, here: Here, record: SeekingPartition) -> None:
         """Closes the claim whose owner moved its position, and opens a claim of the same owner here (F6.6)."""
         claim, part = here.opened.claims.pop(record.epoch), here.group.claims[here.offset]
-        self._emit_interval(here, record.epoch, claim, "seek")
-        here.opened.claims[here.offset] = Claim(
-            claim.topic, claim.partition, claim.session, here.time_ms, "seek", part.position, part.generation
+        self._emit_interval(here, claim, "seek")
+        here.opened.claims[here.offset] = _interval(
+            claim.log, claim.group, part, claim.client, here.time_ms, "seek", part.position
         )
         self._emit_position(here, part, "seek", record.session, here.offset)
 
     def _release_group(self, here: Here, record: ReleaseGroup) -> None:
-        pause = here.opened.pause
+        opened, said = here.opened, (record.reason, record.by)
         if record.duration_ms == 0:
-            waited = pause is not None and record.token != pause.token
-            self._end_pause(here, "waited" if waited else "resume")
-        elif pause is None:
-            here.opened.pause = Pause(
-                here.offset, here.time_ms, here.offset, record.duration_ms, record.reason, record.by
-            )
+            self._end_pause(here, "waited" if opened.pause is not None and record.token != opened.token else "resume")
+            return
+        if opened.pause is None:
+            begin = self.world.log, here.group.name, here.offset, here.time_ms
+            opened.pause = PauseRow(*begin, None, None, record.duration_ms, 0, *said, None)
         else:
-            pause.renewals += 1
-            pause.token = here.offset
-            pause.duration_ms, pause.reason, pause.by = record.duration_ms, record.reason, record.by
+            renewals, (reason, by) = opened.pause.renewals + 1, said
+            opened.pause = opened.pause._replace(
+                renewals=renewals, duration_ms=record.duration_ms, reason=reason, by=by
+            )
+        opened.token = here.offset
 
     def _end_pause(self, here: Here, ended: str) -> None:
         if here.opened.pause is not None:
-            self._emit_pause(here, here.opened.pause, ended)
+            self._emit(here.opened.pause._replace(to_offset=here.offset, to_time_ms=here.time_ms, ended=ended))
             here.opened.pause = None
 
     def _set_position(self, here: Here, record: SetPosition) -> None:
         for move in record.moves:
             part = here.group.partitions[TopicPartition(move.topic, move.partition)]
-            span = here.opened.spans[move.topic][move.partition]
-            self._emit(
-                MoveRow(
-                    *self._place(here, part.tp),
-                    from_position=span.position,
-                    to_position=move.position,
-                    generation=part.generation,
-                    by=record.by,
-                )
-            )
-            span.position = move.position
+            gap = here.opened.gaps[move.topic][move.partition]
+            place = self._place(here, part.tp)
+            self._emit(MoveRow(*place, gap.position, move.position, part.generation, record.by))
+            gap.position = move.position
             self._emit_position(here, part, "move", None, None)
         if record.resume:
             self._end_pause(here, "set_position")
@@ -486,37 +433,35 @@ class Timeline:
     def _topology(self, here: Here, record: Topology) -> None:
         """Opens a span per partition that appears, and closes those of what is cut off (F9.2)."""
         group, opened = here.group, here.opened
-        spans = opened.spans.setdefault(record.topic, {})
-        for partition in [p for p in spans if p >= record.partitions]:
-            self._emit_gap(here, TopicPartition(record.topic, partition), spans.pop(partition))
-        for partition, span in spans.items():
+        gaps = opened.gaps.setdefault(record.topic, {})
+        for partition in [p for p in gaps if p >= record.partitions]:
+            self._emit_gap(here, gaps.pop(partition))
+        for partition, gap in gaps.items():
             known = group.partitions.get(TopicPartition(record.topic, partition))
             if known is not None and known.position == NONE:
-                span.position = None  # forgotten with the topic that was deleted (F9.10)
+                gap.position = None  # forgotten with the topic that was deleted (F9.10)
         owned = {claim.partition for claim in opened.claims.values() if claim.topic == record.topic}
         for partition in range(record.partitions):
-            if partition not in owned and partition not in spans:
-                spans[partition] = self._new_span(here, record.topic, partition)
+            if partition not in owned and partition not in gaps:
+                gaps[partition] = self._new_gap(here, TopicPartition(record.topic, partition))
 
     def _group_config(self, here: Here, record: GroupConfig) -> None:
         group, opened = here.group, here.opened
-        for session in [one for one, span in opened.sessions.items() if span.alive and one not in group.sessions]:
+        for session in [one for one, kept in opened.sessions.items() if kept.alive and one not in group.sessions]:
             self._end(here, session, "deleted" if record.deleted else "mode")
         if record.deleted and not opened.deleted:
             self._end_pause(here, "deleted")
-            for topic, spans in opened.spans.items():
-                for partition in sorted(spans):
-                    self._emit_gap(here, TopicPartition(topic, partition), spans[partition])
-            opened.spans.clear()
+            for gap in (gaps[partition] for gaps in opened.gaps.values() for partition in sorted(gaps)):
+                self._emit_gap(here, gap)
+            opened.gaps.clear()
         elif opened.deleted and not record.deleted:
             for topic, known in group.topics.items():
-                opened.spans[topic] = {
-                    partition: self._new_span(here, topic, partition) for partition in range(known.count)
-                }
+                tps = (TopicPartition(topic, partition) for partition in range(known.count))
+                opened.gaps[topic] = {tp.partition: self._new_gap(here, tp) for tp in tps}
         opened.deleted = record.deleted
 
-    def _new_span(self, here: Here, topic: str, partition: int) -> FreeSpan:
-        return new_span(here.group, topic, partition, here.offset, here.time_ms, here.opened.presence.lived_ms)
+    def _new_gap(self, here: Here, tp: TopicPartition) -> OpenGap:
+        return _gap(self.world.log, here.group, tp, (here.offset, here.time_ms), here.opened.presence.lived_ms)
 
     def _note(self, here: Here, record: Note) -> None:
         if record.kind in LOST_NOTES and record.partition >= 0 and 0 <= record.from_ < record.to:
@@ -541,12 +486,12 @@ class Timeline:
         """At a checkpoint (G1): makes a digest row per group with records since the last one."""
         if "digests" in self._wanted:
             at, chain = self.world.next_offset, f"{self.world.chain:016x}"
-            for name in sorted(self.open.touched):
+            for name in sorted(self._touched):
                 group = self.world.groups.get(name)
                 if group is not None:
                     self._emit(DigestRow(self.world.log, at, name, f"{group.digest():016x}", chain))
-        self._digested = set(self.open.touched)
-        self.open.touched.clear()
+        self._digested = set(self._touched)
+        self._touched.clear()
 
     def _emit_record(self, opened: OpenGroup, time_ms: int, verdict: Verdict) -> None:
         record, session, topic, partition, position = verdict.record, None, None, None, None
@@ -573,111 +518,44 @@ class Timeline:
             epoch = record.ranges[0].epoch
         if epoch is not None and epoch in opened.claims:
             topic, partition = opened.claims[epoch].topic, opened.claims[epoch].partition
-        self._emit(
-            RecordRow(
-                log=self.world.log,
-                offset=verdict.offset,
-                time_ms=time_ms,
-                group=verdict.group,
-                type=None if record is None else type(record).__name__,
-                session=session,
-                client=client,
-                topic=topic,
-                partition=partition,
-                position=position,
-                verdict=OUTCOMES[verdict.outcome],
-                reason=verdict.reason,
-            )
-        )
+        what = verdict.group, None if record is None else type(record).__name__, session, client
+        told = OUTCOMES[verdict.outcome], verdict.reason
+        self._emit(RecordRow(self.world.log, verdict.offset, time_ms, *what, topic, partition, position, *told))
 
-    def _emit_session(
-        self, here: Here, session: int, span: SessionSpan, ended: str | None = None, by: str = ""
-    ) -> None:
+    def _emit_session(self, here: Here, session: OpenSession, ended: str | None = None, by: str = "") -> None:
         to_offset, to_time_ms = here.end
         self._emit(
-            SessionRow(
-                log=self.world.log,
-                group=here.group.name,
-                session=session,
-                client=span.client,
-                member=span.member,
-                delivery=MODE_NAMES[span.mode],
-                from_time_ms=span.from_time_ms,
-                to_offset=to_offset,
-                to_time_ms=to_time_ms,
-                ended=ended,
-                by=by,
-                last_sign_time_ms=span.sign_time_ms,
+            session.row._replace(
+                to_offset=to_offset, to_time_ms=to_time_ms, ended=ended, by=by, last_sign_time_ms=session.sign_time_ms
             )
         )
 
-    def _emit_interval(self, here: Here, epoch: int, claim: Claim, ended: str | None = None) -> None:
-        part = here.part_of(claim)
-        to_offset, to_time_ms = here.end
-        self._emit(
-            IntervalRow(
-                log=self.world.log,
-                group=here.group.name,
-                topic=claim.topic,
-                partition=claim.partition,
-                client=here.opened.sessions[claim.session].client,
-                session=claim.session,
-                epoch=epoch,
-                from_time_ms=claim.from_time_ms,
-                to_offset=to_offset,
-                to_time_ms=to_time_ms,
-                ended=ended,
-                after=claim.after,
-                from_position=claim.from_position,
-                to_position=offset_or_none(part.position),
-                generation=claim.generation,
-                in_flight=part.in_flight,
-            )
-        )
+    def _emit_interval(self, here: Here, claim: IntervalRow, ended: str | None = None) -> None:
+        part, (to_offset, to_time_ms) = here.part_of(claim), here.end
+        position = offset_or_none(part.position)
+        end: dict[str, Any] = {
+            "to_offset": to_offset,
+            "to_time_ms": to_time_ms,
+            "ended": ended,
+            "to_position": position,
+        }
+        self._emit(claim._replace(**end, in_flight=part.in_flight))
 
-    def _emit_gap(self, here: Here, tp: TopicPartition, span: FreeSpan, next_session: int | None = None) -> None:
-        """Makes a row for `span`, in which nobody owned a partition; none for claims on a topic or the group.
+    def _emit_gap(self, here: Here, gap: OpenGap, next_session: int | None = None) -> None:
+        """Makes a row for a span in which nobody owned a partition; none for claims on a topic or the group.
         `next_session`: the one whose claim ended it, if a claim did."""
-        if tp.partition < 0:
+        row, now_ms = gap.row, here.opened.presence.lived_ms
+        if row.partition < 0:
             return
-        lived_ms, (to_offset, to_time_ms) = here.opened.presence.lived_ms, here.end
+        to_offset, to_time_ms = here.end
         self._emit(
-            GapRow(
-                log=self.world.log,
-                group=here.group.name,
-                topic=tp.topic,
-                partition=tp.partition,
-                from_offset=span.from_offset,
-                from_time_ms=span.from_time_ms,
+            row._replace(
                 to_offset=to_offset,
                 to_time_ms=to_time_ms,
-                cause=span.cause,
-                client=span.client,
-                last_sign_time_ms=span.sign_time_ms,
                 next_session=next_session,
                 next_client=here.opened.client(next_session),
-                members=span.members,
-                paused=span.paused,
-                lived_ms=None if span.lived_ms is None else lived_ms - span.lived_ms,
-                take_over_ms=None if span.sign_lived_ms is None else lived_ms - span.sign_lived_ms,
-            )
-        )
-
-    def _emit_pause(self, here: Here, pause: Pause, ended: str | None = None) -> None:
-        to_offset, to_time_ms = here.end
-        self._emit(
-            PauseRow(
-                log=self.world.log,
-                group=here.group.name,
-                from_offset=pause.from_offset,
-                from_time_ms=pause.from_time_ms,
-                to_offset=to_offset,
-                to_time_ms=to_time_ms,
-                duration_ms=pause.duration_ms,
-                renewals=pause.renewals,
-                reason=pause.reason,
-                by=pause.by,
-                ended=ended,
+                lived_ms=None if row.lived_ms is None else now_ms - row.lived_ms,
+                take_over_ms=None if row.take_over_ms is None else now_ms - row.take_over_ms,
             )
         )
 
@@ -693,7 +571,7 @@ class Timeline:
         self._emit(LostRow(*self._place(here, tp), session, client, start, to, cause, generation))
 
     def _emit_standing(self, here: Here, part: Partition) -> None:
-        place = self.world.log, self.world.next_offset, self.open.time_ms, here.group.name, *part.tp
+        place = self.world.log, self.world.next_offset, self._time_ms, here.group.name, *part.tp
         owner, epoch = offset_or_none(part.owner), offset_or_none(part.epoch)
         client = here.opened.client(owner)
         self._emit(StandingRow(*place, owner, client, epoch, *_figures(part), parked=part.parked or None))
