@@ -330,9 +330,7 @@ def _settings(transport: KafkaTransport, admin: KafkaAdmin, topic: str, brokers:
             f"{size}: the records of large groups do not fit",
             f"kafka-configs.sh --alter --topic {topic} --add-config {SIZE_SETTING}={RECORD_BYTES_MIN}",
         )
-    lagging = sum(len(one.all) - len(one.in_sync) for one in admin.replicas(topic).values())
-    if lagging:
-        yield Check("replicas", "warn", f"{lagging} are not in sync", "a broker is down or slow: see its log")
+    yield from diagnosis.of_replicas(admin.replicas(topic).values(), int(values.get("min.insync.replicas", 1)))
 
 
 def _odd_records(observer: Observer) -> Iterator[Check]:

@@ -27,7 +27,7 @@ from marshal_py.protocol.wire.records import (
     Snapshot,
     Topology,
 )
-from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
+from marshal_py.transport.ports import Bounds, LogRecord, Replicas, TopicInfo
 
 NOW_MS = 1_800_000_000_000
 INCARNATION = bytes(range(16))
@@ -180,6 +180,35 @@ def test_a_silent_session_is_named_with_what_to_do() -> None:
     )
     story.tell(Heartbeat(dead, 1), at_ms=NOW_MS - 1_000)
     assert story.health() == {}
+
+
+def test_the_way_out_of_a_pause_works_for_whoever_reads_it() -> None:
+    """The pause of a colleague is ended with --take-over alone."""
+    story = Story()
+    story.join("a")
+    story.tell(ReleaseGroup(-1, -1, 60_000))
+    assert story.health()["paused"].endswith("to end it now: marshal resume g --take-over")
+
+
+def test_if_all_consumers_are_silent_the_cluster_may_be_the_cause() -> None:
+    """A log with too few replicas in sync takes no heartbeat: no restart helps, and no eviction can be written."""
+    story = Story()
+    story.join("a", at_ms=NOW_MS - 21_000)
+    b = story.join("b", at_ms=NOW_MS - 21_000)
+    assert " -> the cluster takes no records (marshal doctor says so), or its " in story.health()["silent consumer"]
+    story.tell(Heartbeat(b, 1), at_ms=NOW_MS)
+    assert "marshal doctor" not in story.health()["silent consumer"]
+
+
+def test_a_log_that_takes_no_records_is_a_failure_and_a_replica_behind_a_warning() -> None:
+    whole, behind = Replicas(1, (1, 2, 3), (1, 2, 3)), Replicas(1, (1, 2, 3), (1, 2))
+    assert list(diagnosis.of_replicas([whole, whole], 2)) == []
+    (check,) = diagnosis.of_replicas([whole, behind], 2)
+    assert (check.level, check.found) == ("warn", "1 are not in sync")
+    for short in (Replicas(1, (1, 2, 3), (1,)), Replicas(-1, (1, 2, 3), (1, 2))):
+        (check,) = diagnosis.of_replicas([whole, behind, short], 2)
+        assert (check.level, check.found[:36]) == ("fail", "1 of 3 partitions take no records: t")
+        assert "min.insync.replicas=2" in check.found
 
 
 def test_a_group_that_nobody_used_is_not_said_to_be_used() -> None:

@@ -465,6 +465,27 @@ def test_a_message_that_comes_again_is_not_said_to_hang(
         assert "step-down" not in found, found
 
 
+@pytest.mark.parametrize("view", ["state", "lag", "doctor"])
+def test_a_message_that_ends_its_owners_is_named_with_the_way_past_it(
+    view: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the owners have died nobody is there who could tell: the log has counted."""
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 1)
+        cluster.produce(TOPIC, b"kills")
+        for number in range(5):
+            consumer = _consumer(cluster, f"c{number}")
+            cluster.run_until(lambda here=consumer: len(here.cached_info().claims) > 0)
+            assert consumer.next(60) is not None
+            assert ("held up" in said(Scene(cluster, None), view, monkeypatch)) == (number == 4)
+            cluster.kill(next(one for one in marshals_of(cluster.bootstrap_servers) if one.client_id == f"c{number}"))
+            cluster.advance(12)
+        cluster._run(lambda: cluster.group(GROUP).evict("c4"))
+        found = said(Scene(cluster, None), view, monkeypatch)
+        assert f"{TOPIC}:0 is held up at 0: that message was delivered 5 times, and no owner finished it" in found
+        assert f"marshal get {TOPIC} --partition 0 --offset 0; to skip it: marshal set-position" in found
+
+
 CELLS = [
     (cause, view, SCENES[cause][1][at])
     for cause in SCENES

@@ -143,6 +143,7 @@ def test_a_message_that_holds_up_the_position_is_reported_and_shown(
         until(lambda: [one for one in memory.accepted(group, Note) if one.kind == "held_up"], "the log has it")
         (line,) = until(lambda: shown(marshal, group), "a look at the log shows it")
         assert line.startswith(f"{topic}:0 is held up at 4: the message of key b'k1'")
+        assert f"marshal get {topic} --partition 0 --offset 4; to skip it: marshal set-position {group}" in line
         stays.set()
         until(lambda: work.stats().finished == 9, "all are done")
         until(lambda: not shown(marshal, group), "it is not so any more")

@@ -17,11 +17,11 @@ from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.errors import first_of
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, Session
-from marshal_py.protocol.member.waiting import Standstill, fails
+from marshal_py.protocol.member.waiting import Standstill, fails, start_one
 from marshal_py.protocol.time import shared
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Join, Snapshot
-from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
+from marshal_py.transport.ports import Bounds, LogRecord, Replicas, TopicInfo
 
 LEVELS: Final[tuple[Level, ...]] = ("fail", "unknown", "warn", "ok")  # the worst first
 EXIT_CODES: Final[dict[Level, int]] = {"ok": 0, "warn": 1, "fail": 2, "unknown": 3}  # as Nagios counts
@@ -109,13 +109,10 @@ def of_clocks(study: Study) -> Check:
     words += [f"{client!r} is {ms / 1000:.1f} s ahead of this machine" for client, ms in sorted(fast.items())]
     if not words:
         return Check("clocks", "ok", f"no writer is more than {SKEW_MS / 1000:g} s off")
-    return Check(
-        "clocks",
-        "warn",
-        first_of(words, NAMES_MAX),
-        "set the clocks there: ownership does not depend on them, times in "
-        "`marshal explain --at` and positions by time do",
+    advice = (
+        "set the clocks there: ownership does not depend on them, times in `marshal explain --at` and positions by "
     )
+    return Check("clocks", "warn", first_of(words, NAMES_MAX), advice + "time do")
 
 
 def of_content(groups: Sequence[Group], silent: Collection[tuple[str, int]]) -> Check:
@@ -129,6 +126,16 @@ def of_content(groups: Sequence[Group], silent: Collection[tuple[str, int]]) -> 
 
 def _live(groups: Iterable[Group], silent: Collection[tuple[str, int]]) -> list[Session]:
     return [each for group in groups for each in group.sessions.values() if (group.name, each.id) not in silent]
+
+
+def of_replicas(found: Collection[Replicas], least: int) -> Iterator[Check]:
+    """Yields a check if partitions of the coordination topic lack replicas in sync. `least`: of them, for a write."""
+    if short := sum(one.leader < 0 or len(one.in_sync) < least for one in found):
+        text = f"{short} of {len(found)} partitions take no records: they have no leader, or fewer than "
+        text += f"min.insync.replicas={least} in sync; the consumers of their groups deliver nothing"
+        yield Check("replicas", "fail", text, "start the brokers that are down: see their logs, and their disks")
+    elif lagging := sum(len(one.all) - len(one.in_sync) for one in found):
+        yield Check("replicas", "warn", f"{lagging} are not in sync", "a broker is down or slow: see its log")
 
 
 def of_versions(groups: Iterable[Group], silent: Collection[tuple[str, int]] = ()) -> Check:
@@ -209,22 +216,16 @@ def of_group(
     """Returns a check for each of the group's `causes` (`standstills`), and for topics with fewer partitions. `strict`:
     what stops all of the group fails."""
     failed = fails(group, causes) if strict else set()
-    found = [
-        Check(
-            TITLES.get(one.cause, one.cause),
-            "fail" if one.cause in failed else "warn",
-            f"{group.name!r}: {one.text}",
-            one.advice,
-        )
-        for one in causes
-    ]
+    found = []
+    for one in causes:
+        level: Level = "fail" if one.cause in failed else "warn"
+        found.append(Check(TITLES.get(one.cause, one.cause), level, f"{group.name!r}: {one.text}", one.advice))
     return [*found, *_smaller(group, infos)]
 
 
 def _empty(name: str) -> Check:
     """Says that nobody is there. With a lag, `standstills` says it."""
-    advice = f"start one; why the last ones ended: marshal advisories {name} -n 5"
-    return Check("no consumer", "warn", f"{name!r}: no live session", advice)
+    return Check("no consumer", "warn", f"{name!r}: no live session", start_one(name))
 
 
 def of_retention(name: str, rows: Iterable[PartitionHealth]) -> Iterator[Check]:
@@ -377,11 +378,8 @@ def of_growth(study: Study, bounds: Mapping[int, Bounds], day_began: Mapping[int
         f"{sum(day.values())} records, about {day_mb:.1f} MB, within a day"
     )
     if records[longest] > RECORDS_MANY:
-        return Check(
-            "growth",
-            "warn",
-            found,
-            "a joining consumer reads its group's log from the last snapshot on: see "
-            "that snapshots are written and old records deleted",
+        advice = (
+            "a joining consumer reads its group's log from the last snapshot on: see that snapshots are written and "
         )
+        return Check("growth", "warn", found, advice + "old records deleted")
     return Check("growth", "ok", found)

@@ -271,14 +271,18 @@ class Looking:
             stood_ms = now_ms - stands.get(tp, now_ms)
             stays = stood_ms >= STANDS_MS and now_ms - since.get(tp, now_ms) < HANGS_MS
             if noted is not None and noted.session == partition.owner and partition.position <= noted.from_:
-                text = f"{tp} is held up at {noted.from_}: {noted.text} (said {max(0, now_ms - said_ms) // 1000} s ago)"
-                found[tp] = text, f"see: marshal advisories {group.name} --kind held_up"
-            elif partition.owner != NONE and (partition.attempts >= POISON_DELIVERIES or stays):
-                text = f"{tp} is held up at {partition.position}"
+                at = noted.from_
+                text = f"{tp} is held up at {at}: {noted.text} (said {max(0, now_ms - said_ms) // 1000} s ago)"
+            elif partition.attempts >= POISON_DELIVERIES or (partition.owner != NONE and stays):
+                at = partition.position
+                text = f"{tp} is held up at {at}"
                 text += f" for {stood_ms // 1000} s, and later messages are finished" if stood_ms > 0 else ""
                 text += f": that message was delivered {partition.attempts} times" if partition.attempts > 1 else ""
-                look = f"marshal get {tp.topic} --partition {tp.partition} --offset {partition.position}"
-                found[tp] = text, f"to see it: {look}; to skip it: marshal set-position {group.name} {tp} --shift-by 1"
+                text += "" if partition.owner != NONE else ", and no owner finished it: it may end their processes"
+            else:
+                continue
+            look = f"marshal get {tp.topic} --partition {tp.partition} --offset {at}"
+            found[tp] = text, f"to see it: {look}; to skip it: marshal set-position {group.name} {tp} --shift-by 1"
         return found
 
     def facts(

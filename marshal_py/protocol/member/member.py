@@ -482,7 +482,8 @@ class Member(MemberState):
         if self.fenced and self._fence_is_news and not self.liveness.healthy(now):
             self._fence_is_news, self._fence_reported = False, True
             stalled = self.stalled_ms >= self.third_ms
-            text = f"the thread that heartbeats did not run for {self.stalled_ms / 1000:.1f} s" if stalled else ""
+            text = f"the thread that heartbeats did not run for {self.stalled_ms / 1000:.1f} s"
+            text = text if stalled else f"no heartbeat came back for {self.options.interval_ms / 1000:g} s"
             self.advise("fenced", text=text)
         elif not self.fenced:
             if self._fence_reported:

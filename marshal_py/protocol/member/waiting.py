@@ -115,14 +115,13 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
     if group.paused:
         text = f"the group is {facts.pause or f'paused for {group.pause_duration_ms / 1000:g} s'}"
         cause, way = ("pause_over", "start a consumer") if facts.pause_over else ("paused", "the pause ends by itself")
-        found.append(Standstill(cause, text, f"{way}; to end it now: marshal resume {name}"))
+        found.append(Standstill(cause, text, f"{way}; to end it now: marshal resume {name} --take-over"))
     found += (_gone(group, topic) for topic in sorted(facts.gone))
     found += _parked(group) if facts.parked is None else facts.parked
     if not group.sessions:
         if facts.lag:
             text = f"no consumer is there, and {facts.lag} messages wait"
-            advice = f"start one; why the last ones ended: marshal advisories {group.name} -n 5"
-            found.append(Standstill("no_consumer", text, advice))
+            found.append(Standstill("no_consumer", text, start_one(name)))
         return found
     found += _silent(group, facts.silent)
     found += _not_read(group)
@@ -174,6 +173,12 @@ def lasting(group: Group) -> dict[tuple[str, str, tuple[int, ...]], str]:
     return {(one.cause, one.topic, one.sessions): str(one) for one in standstills(group) if one.cause in LASTING}
 
 
+def start_one(group: str) -> str:
+    """Returns what to do where no consumer is left."""
+    kinds = " ".join(f"--kind {kind}" for kind in ("left", "died", "evicted"))
+    return f"start one; why the last ones ended: marshal advisories {group} {kinds} -n 5"
+
+
 def _gone(group: Group, topic: str) -> Standstill:
     if topic not in group.topics:
         text = f"consumers want to read {topic!r}, which the cluster does not have"
@@ -208,11 +213,14 @@ def _silent(group: Group, silent: Mapping[int, int]) -> Iterator[Standstill]:
         join = group.sessions[number].join
         interval = f"(its interval: {join.interval_ms / 1000:g} s)"
         words.append(f"session {number} of {join.client_id!r} for {silent_ms / 1000:.0f} s {interval}")
+    causes = "its process hangs, is gone, or may not write: its own log says which"
+    if silent.keys() >= group.sessions.keys():
+        causes = f"the cluster takes no records (marshal doctor says so), or {causes}"
     yield Standstill(
         "silent",
         f"no sign of life of {first_of(words, NAMED_MAX)}",
-        "its process hangs, is gone, or may not write: its own log says which; any running consumer of this log evicts "
-        f"them: start one of this group, or: marshal evict {group.name} {min(silent)}",
+        f"{causes}; any running consumer of this log evicts them: start one of this group, or: "
+        f"marshal evict {group.name} {min(silent)}",
         sessions=tuple(sorted(silent)),
     )
 
