@@ -10,11 +10,5 @@ from marshal_py.client.consuming import AsyncConsumeContext
 from marshal_py.client.process.process import AsyncProcess
 
 __all__ = [
-    "AsyncConsumeContext",
-    "AsyncConsumer",
-    "AsyncGroup",
-    "AsyncMarshal",
-    "AsyncProcess",
-    "AsyncTopic",
-    "connect",
-]
+    "AsyncConsumeContext", "AsyncConsumer", "AsyncGroup", "AsyncMarshal", "AsyncProcess", "AsyncTopic", "connect",
+]  # fmt: skip

@@ -13,13 +13,6 @@ from marshal_py.transport.embedded import (
 )
 
 __all__ = [
-    "AUTO_CREATED_PARTITIONS",
-    "Broker",
-    "CAPABILITIES",
-    "EmbeddedCallFailed",
-    "FETCH_WAIT_MS",
-    "LogGuard",
-    "PARTITION_BYTES_MAX",
-    "is_embedded",
-    "record_bytes_max",
-]
+    "AUTO_CREATED_PARTITIONS", "Broker", "CAPABILITIES", "EmbeddedCallFailed", "FETCH_WAIT_MS", "LogGuard",
+    "PARTITION_BYTES_MAX", "is_embedded", "record_bytes_max",
+]  # fmt: skip

@@ -23,24 +23,7 @@ from marshal_py.topics.request import EndOfBatch, StoredBatch
 from marshal_py.transport.ports import BrokerInfo
 
 __all__ = [
-    "BrokerInfo",
-    "ClaimInfo",
-    "ConsumerInfo",
-    "EndOfBatch",
-    "GroupInfo",
-    "LaneInfo",
-    "MarshalInfo",
-    "MemberInfo",
-    "MemberState",
-    "Moved",
-    "PauseInfo",
-    "Paused",
-    "PinInfo",
-    "PlainMessage",
-    "PositionInfo",
-    "PriorityGroupState",
-    "ProcessStats",
-    "SettingsOrigin",
-    "StoredBatch",
-    "TopicInfo",
-]
+    "BrokerInfo", "ClaimInfo", "ConsumerInfo", "EndOfBatch", "GroupInfo", "LaneInfo", "MarshalInfo", "MemberInfo",
+    "MemberState", "Moved", "PauseInfo", "Paused", "PinInfo", "PlainMessage", "PositionInfo", "PriorityGroupState",
+    "ProcessStats", "SettingsOrigin", "StoredBatch", "TopicInfo",
+]  # fmt: skip

@@ -146,37 +146,15 @@ HIDDEN: Final = "(hidden)"
 OWN_TEXTS: Final = frozenset(  # kinds of Notes whose texts this library writes, without words of a program
     {"probe", "unreadable", "mirror_refused", "diverged", "uncommitted", "poison_message", "offset_lost"}
 )
-SHOWN: Final = frozenset(
-    {
-        "bootstrap.servers",
-        "security.protocol",
-        "sasl.mechanism",
-        "sasl.mechanisms",
-        "ssl.endpoint.identification.algorithm",
-        "enable.ssl.certificate.verification",
-        "client.id",
-        "client.rack",
-        "compression.type",
-        "debug",
-        "group.id",
-        "isolation.level",
-        "linger.ms",
-        "log_level",
-    }
-)
+SHOWN: Final = frozenset({
+    "bootstrap.servers", "security.protocol", "sasl.mechanism", "sasl.mechanisms",
+    "ssl.endpoint.identification.algorithm", "enable.ssl.certificate.verification", "client.id", "client.rack",
+    "compression.type", "debug", "group.id", "isolation.level", "linger.ms", "log_level",
+})  # fmt: skip
 SHOWN_FAMILIES: Final = (
-    "api.version.",
-    "broker.address.",
-    "fetch.",
-    "message.",
-    "metadata.",
-    "queue.buffering.",
-    "queued.",
-    "reconnect.backoff.",
-    "retry.backoff.",
-    "socket.",
-    "topic.metadata.",
-)
+    "api.version.", "broker.address.", "fetch.", "message.", "metadata.", "queue.buffering.", "queued.",
+    "reconnect.backoff.", "retry.backoff.", "socket.", "topic.metadata.",
+)  # fmt: skip
 SECRET_NAMES: Final = ("jaas", "key", "password", "secret", "token", "username")  # parts of the names of settings
 SECRET_CHARS_MIN: Final = 4  # a shorter value would be replaced in every other word
 OTHER_CHARS_MIN: Final = 8  # of settings with other names: `true`, or a time in ms, is no secret

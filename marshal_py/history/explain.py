@@ -551,19 +551,9 @@ def _snapshot(world: World, name: str) -> _Snapshot:
 
 NO_LIMIT: Final = 10**9  # sessions or partitions: nothing is left out of the log's own state
 PARTITION_FIELDS: Final = (
-    "owner",
-    "epoch",
-    "position",
-    "generation",
-    "version",
-    "last_owner",
-    "successor",
-    "lag",
-    "in_flight",
-    "attempts",
-    "floor",
-    "parked",
-)
+    "owner", "epoch", "position", "generation", "version", "last_owner", "successor", "lag", "in_flight", "attempts",
+    "floor", "parked",
+)  # fmt: skip
 
 
 class Differing(NamedTuple):

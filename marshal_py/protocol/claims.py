@@ -364,21 +364,9 @@ class AtLeastOnce:
     finished messages above it are not delivered again; their deliveries of the others are counted (D11)."""
 
     __slots__ = (
-        "_attempts",
-        "_base",
-        "_delivered_before",
-        "_fetched_to",
-        "_finished_before",
-        "_first",
-        "_floor",
-        "_reported",
-        "_silent_since_ms",
-        "_touched",
-        "counts_exactly",
-        "in_ranges",
-        "redeliveries",
-        "runs",
-    )
+        "_attempts", "_base", "_delivered_before", "_fetched_to", "_finished_before", "_first", "_floor", "_reported",
+        "_silent_since_ms", "_touched", "counts_exactly", "in_ranges", "redeliveries", "runs",
+    )  # fmt: skip
 
     def __init__(self, position: int, attempts: int = 0, in_flight: int = 0, known: bytes = b"") -> None:
         """Begins at `position`, which was delivered `attempts` times. `in_flight`: what the last owner had delivered
@@ -817,16 +805,9 @@ class AtMostOnce:
     """
 
     __slots__ = (
-        "asked",
-        "began",
-        "delivered_to",
-        "dropped",
-        "grants",
-        "handed_to",
-        "handled_to",
-        "in_flight",
+        "asked", "began", "delivered_to", "dropped", "grants", "handed_to", "handled_to", "in_flight",
         "in_flight_since_ms",
-    )
+    )  # fmt: skip
 
     def __init__(self, position: int) -> None:
         self.grants: deque[Grant] = deque()

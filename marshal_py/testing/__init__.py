@@ -9,16 +9,6 @@ from marshal_py.testing.messages import Answer, RecordedBatch, RecordedMessage, 
 from marshal_py.testing.replay import Delivery, Replay, replay
 
 __all__ = [
-    "Answer",
-    "Delivery",
-    "EmbeddedCluster",
-    "LocalCluster",
-    "MemoryCluster",
-    "RecordedBatch",
-    "RecordedMessage",
-    "Replay",
-    "local_cluster",
-    "make_batch",
-    "make_message",
-    "replay",
-]
+    "Answer", "Delivery", "EmbeddedCluster", "LocalCluster", "MemoryCluster", "RecordedBatch", "RecordedMessage",
+    "Replay", "local_cluster", "make_batch", "make_message", "replay",
+]  # fmt: skip

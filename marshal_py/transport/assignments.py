@@ -33,16 +33,9 @@ class Assignment:
     """One assignment of one partition. `reached`: the next offset to fetch."""
 
     __slots__ = (
-        "failures",
-        "has_received",
-        "paused",
-        "paused_in_client",
-        "reached",
-        "reached_before",
-        "round",
-        "state",
+        "failures", "has_received", "paused", "paused_in_client", "reached", "reached_before", "round", "state",
         "tried_ms",
-    )
+    )  # fmt: skip
 
     def __init__(self, round_: int, position: int) -> None:
         self.round: int = round_

@@ -70,14 +70,8 @@ RD_KAFKA_PRODUCER = 0
 ERROR_TEXT_BYTES = 512
 
 _pointer, _int, _text, _i16, _i32, _i64, _size = (
-    ctypes.c_void_p,
-    ctypes.c_int,
-    ctypes.c_char_p,
-    ctypes.c_int16,
-    ctypes.c_int32,
-    ctypes.c_int64,
-    ctypes.c_size_t,
-)
+    ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int16, ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t,
+)  # fmt: skip
 
 # Every C function that is called: its result, then its arguments, as in rdkafka.h and rdkafka_mock.h.
 _SIGNATURES: Mapping[str, tuple[Any, ...]] = {

@@ -299,18 +299,11 @@ def code_of(error: KafkaException | TimeoutError) -> int:
 
 BROKER_DEFAULT: Final = -1  # of the replication factor: what the cluster is configured for (KIP-464)
 SHOWN_ANSWERS: Final = 12  # in a row: each comes from any broker, and the last one may be tens of ms behind
-_REFUSED: Final = frozenset(
-    {
-        KafkaError.INVALID_PARTITIONS,
-        KafkaError.INVALID_REPLICATION_FACTOR,
-        KafkaError.INVALID_REPLICA_ASSIGNMENT,
-        KafkaError.INVALID_CONFIG,
-        KafkaError.INVALID_REQUEST,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError.TOPIC_DELETION_DISABLED,
-        KafkaError.TOPIC_EXCEPTION,
-    }
-)
+_REFUSED: Final = frozenset({
+    KafkaError.INVALID_PARTITIONS, KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_REPLICA_ASSIGNMENT,
+    KafkaError.INVALID_CONFIG, KafkaError.INVALID_REQUEST, KafkaError.POLICY_VIOLATION,
+    KafkaError.TOPIC_DELETION_DISABLED, KafkaError.TOPIC_EXCEPTION,
+})  # fmt: skip
 
 
 class KafkaTopics:

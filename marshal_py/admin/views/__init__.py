@@ -3,13 +3,6 @@
 from typing import Final
 
 DOORS: Final = (
-    "diagnosis",
-    "exposition",
-    "group_info",
-    "health",
-    "overview",
-    "pause_history",
-    "recreated_topics",
-    "suggestions",
+    "diagnosis", "exposition", "group_info", "health", "overview", "pause_history", "recreated_topics", "suggestions",
     "trends",
-)
+)  # fmt: skip

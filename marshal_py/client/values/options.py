@@ -300,14 +300,8 @@ OnActivity = Callable[[], None]
 
 # Options that are called, or are yes or no: __post_init__ checks their types. It checks those of the others by bounds.
 CALLABLES: Final = (
-    "on_claim",
-    "on_revoking",
-    "on_lost",
-    "on_activated",
-    "on_deactivated",
-    "key_deserializer",
-    "value_deserializer",
-)
+    "on_claim", "on_revoking", "on_lost", "on_activated", "on_deactivated", "key_deserializer", "value_deserializer",
+)  # fmt: skip
 
 
 def _advice(name: str, known: Iterable[str]) -> str:

@@ -127,57 +127,21 @@ class Partition(Struct, gc=False, eq=False):
     def entry_hash(self) -> int:
         progress = hash64(self.progress) if self.progress else 0
         parked = text_hash(self.parked) if self.parked else 0
-        return (
-            _hash128(
-                _PARTITION(
-                    4,
-                    self.name_hash,
-                    self.tp[1],
-                    self.owner,
-                    self.epoch,
-                    self.position,
-                    self.generation,
-                    self.version,
-                    self.last_owner,
-                    self.successor,
-                    self.lag,
-                    self.in_flight,
-                    self.attempts,
-                    self.floor,
-                    progress,
-                    parked,
-                ),
-                0,
-            )
-            & U64
-        )
+        packed = _PARTITION(
+            4, self.name_hash, self.tp[1], self.owner, self.epoch, self.position, self.generation, self.version,
+            self.last_owner, self.successor, self.lag, self.in_flight, self.attempts, self.floor, progress, parked,
+        )  # fmt: skip
+        return _hash128(packed, 0) & U64
 
 
 class Group:
     """Everything that the log says about one group (PROTOCOL.md 5)."""
 
     __slots__ = (
-        "changes",
-        "claims",
-        "config",
-        "config_body",
-        "config_hash",
-        "config_offset",
-        "deleted_at",
-        "digest_sum",
-        "dirty",
-        "mode",
-        "name",
-        "name_hash",
-        "opaque_at",
-        "part",
-        "partitions",
-        "pause_change",
-        "pause_duration_ms",
-        "sessions",
-        "shape",
-        "topics",
-    )
+        "changes", "claims", "config", "config_body", "config_hash", "config_offset", "deleted_at", "digest_sum",
+        "dirty", "mode", "name", "name_hash", "opaque_at", "part", "partitions", "pause_change", "pause_duration_ms",
+        "sessions", "shape", "topics",
+    )  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name: str = name
@@ -322,23 +286,9 @@ class World:
     """One folded log: its Genesis, groups, next offset, chain digest and counters."""
 
     __slots__ = (
-        "began_at",
-        "chain",
-        "chain_at",
-        "chains",
-        "checkpoints",
-        "counters",
-        "crc_seed",
-        "expected",
-        "genesis",
-        "groups",
-        "log",
-        "next_offset",
-        "pending",
-        "root",
-        "states",
-        "watched",
-    )
+        "began_at", "chain", "chain_at", "chains", "checkpoints", "counters", "crc_seed", "expected", "genesis",
+        "groups", "log", "next_offset", "pending", "root", "states", "watched",
+    )  # fmt: skip
 
     def __init__(self, log: int = 0, root: Genesis | None = None, expected: bytes | None = None) -> None:
         """An empty world of coordination partition `log`. `root`: the Genesis of log 0, needed by the others (L4).

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum, auto
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 from msgspec import Meta, Struct
 
@@ -393,42 +393,11 @@ class Signed(Struct, array_like=True, frozen=True, tag=17):
 
 
 Record = (
-    Genesis
-    | Join
-    | Heartbeat
-    | Leave
-    | Evict
-    | ClaimingPartition
-    | ReleasingPartition
-    | ClaimingMessages
-    | ReleaseGroup
-    | SetPosition
-    | Topology
-    | GroupConfig
-    | StepDown
-    | Note
-    | Snapshot
-    | SeekingPartition
-)  # and Signed, which carries one of them: verdicts have the record that it carries
+    Genesis | Join | Heartbeat | Leave | Evict | ClaimingPartition | ReleasingPartition | ClaimingMessages
+    | ReleaseGroup | SetPosition | Topology | GroupConfig | StepDown | Note | Snapshot | SeekingPartition
+)  # fmt: skip  # and Signed, which carries one of them: verdicts have the record that it carries
 
-RECORD_TYPES: Final[tuple[type[Record], ...]] = (
-    Genesis,
-    Join,
-    Heartbeat,
-    Leave,
-    Evict,
-    ClaimingPartition,
-    ReleasingPartition,
-    ClaimingMessages,
-    ReleaseGroup,
-    SetPosition,
-    Topology,
-    GroupConfig,
-    StepDown,
-    Note,
-    Snapshot,
-    SeekingPartition,
-)  # the index is the type number of PROTOCOL.md 4.2
+RECORD_TYPES: Final[tuple[type[Record], ...]] = get_args(Record)  # the index is the type number of PROTOCOL.md 4.2
 
 
 # --- Says why a partition is parked, in sentences that name the way out (PROTOCOL.md F6.4, F6.5).

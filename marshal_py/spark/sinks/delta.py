@@ -132,23 +132,11 @@ def _ids(table: DeltaTable, known: str) -> list[str]:
 
 _CHECK: Final = "delta.constraints."
 # Features of writers that ask nothing of files with new rows, or what is checked here.
-_KNOWN: Final = frozenset(
-    {
-        "appendOnly",
-        "changeDataFeed",
-        "checkConstraints",
-        "columnMapping",
-        "deletionVectors",
-        "domainMetadata",
-        "generatedColumns",
-        "identityColumns",
-        "inCommitTimestamp",
-        "invariants",
-        "timestampNtz",
-        "v2Checkpoint",
-        "vacuumProtocolCheck",
-    }
-)
+_KNOWN: Final = frozenset({
+    "appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors", "domainMetadata",
+    "generatedColumns", "identityColumns", "inCommitTimestamp", "invariants", "timestampNtz", "v2Checkpoint",
+    "vacuumProtocolCheck",
+})  # fmt: skip
 _WRITER_MAX: Final = 7  # the version from which a table names its features
 _SQL: Final = {"integer": "INT", "long": "BIGINT", "short": "SMALLINT", "byte": "TINYINT"}
 

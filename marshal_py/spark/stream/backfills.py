@@ -33,15 +33,8 @@ if TYPE_CHECKING:
     from marshal_py.transport.ports import ClusterAdmin
 
 OPTIONS: Final = (
-    "bootstrap.servers",
-    "topics",
-    "start",
-    "until",
-    "columns",
-    "min_partitions",
-    "read_timeout_s",
-    "connect_timeout_s",
-)
+    "bootstrap.servers", "topics", "start", "until", "columns", "min_partitions", "read_timeout_s", "connect_timeout_s",
+)  # fmt: skip
 _COLUMNS: Final = tuple(name for name in COLUMNS if name != "token")
 _GROUP: Final = (
     "a batch read holds no claims and leaves groups alone: leave it out, or take spark.readStream, or "

@@ -34,22 +34,10 @@ _NUMBERS: Final = ("heartbeat_interval_s", "handler_timeout_s")
 _WHOLE_NUMBERS: Final = ("max_claims", "capacity", "priority", "min_pending", "min_ack_pending")
 _FLAGS: Final = ("fast_reclaim",)
 _OWN: Final = (
-    "group",
-    "topics",
-    "topics_pattern",
-    "bootstrap.servers",
-    "client_id",
-    "columns",
-    "max_rows_per_batch",
-    "min_rows_per_batch",
-    "max_batch_delay_s",
-    "min_partitions",
-    "read_timeout_s",
-    "coordination_topic",
-    "coordination_partitions",
-    "connect_timeout_s",
-    "stateful",
-)
+    "group", "topics", "topics_pattern", "bootstrap.servers", "client_id", "columns", "max_rows_per_batch",
+    "min_rows_per_batch", "max_batch_delay_s", "min_partitions", "read_timeout_s", "coordination_topic",
+    "coordination_partitions", "connect_timeout_s", "stateful",
+)  # fmt: skip
 STATEFUL: Final = ("false", "true", "restart")
 OPTIONS: Final = (*_OWN, *_TEXTS, *_NUMBERS, *_WHOLE_NUMBERS, *_FLAGS)
 
