@@ -21,7 +21,7 @@ from typing import Any, Final, Self, TypeVar, Unpack, overload
 
 from marshal_py.client.connection import Callbacks, Context
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.delivery.delivery_queue import FetchedClaims
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.prefetch import FILLED_SHARE
 from marshal_py.client.driver import last_wills
 from marshal_py.client.driver.consumer_driver import ConsumerDriver, check_count, find_topics
@@ -30,7 +30,7 @@ from marshal_py.client.driver.loop import Loop
 from marshal_py.client.membership import LEAVE_TIMEOUT_S, Ending, Membership, fenced
 from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.planner import Planner
-from marshal_py.client.ranges import PlannedClaims
+from marshal_py.client.ranges import Ranges
 from marshal_py.client.values import position_text
 from marshal_py.client.values.options import (
     CONNECT_TIMEOUT_S,
@@ -147,14 +147,14 @@ class Joining:
         context.wait_for(lambda: member.session != NONE or driver.ended, "the group to be joined", until, driver.log)
         if driver.ended:
             ending.raise_if_ended()
-        if isinstance(driver.claims, PlannedClaims):  # from now on its user has to call
+        if isinstance(driver.queue, Ranges):  # from now on its user has to call
             with context.lock:
-                driver.claims.called()
+                driver.queue.called()
 
     def _end(self, driver: ConsumerDriver) -> None:
         """Forgets a consumer that has ended."""
         self.endings.pop(driver, None)
-        driver.claims.close()
+        driver.queue.close()
 
     def _drive(
         self, group: str, topics: tuple[str, ...], options: ConsumerOptions, deadline: float, *, plans: bool
@@ -201,8 +201,8 @@ class Joining:
             plans=plans,
         )
         if letters is not None:
-            assert isinstance(driver.claims, FetchedClaims)
-            driver.claims.write_dead_letters(letters, self._transport.writer)
+            assert isinstance(driver.queue, DeliveryQueue)
+            driver.queue.write_dead_letters(letters, self._transport.writer)
         return driver
 
     def _check(self, group: str, topics: tuple[str, ...], options: ConsumerOptions) -> dict[str, TopicInfo]:

@@ -113,7 +113,7 @@ def check_read(driver: ConsumerDriver, ends: Mapping[TopicPartition, int]) -> No
         raise PartitionsParked(member.name, told)
     if group is None:
         return
-    gone, ranges = driver.topic_watch.absent, driver.claims.queue
+    gone, ranges = driver.topic_watch.absent, driver.queue
     assert isinstance(ranges, Ranges)
     unread = [
         tp
@@ -309,7 +309,7 @@ class Ending:
         while True:
             with self._context.lock:
                 left_s = deadline - self._context.monotonic()
-                if self._driver.ended or left_s <= 0 or not self._driver.claims.writing:
+                if self._driver.ended or left_s <= 0 or not self._driver.queue.writing:
                     return
                 seen = self._context.changes
             yield Change(min(LEAVE_SLICE_S, left_s), seen)

@@ -22,7 +22,7 @@ from marshal_py.client.connection import Change, Context, Repeats, Steps
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.membership import LEAVE_TIMEOUT_S, WAIT_SLICE_S, Ending, Membership
 from marshal_py.client.messages.answers import Acked
-from marshal_py.client.ranges import ClaimedRange, End, MicroBatches, PlannedClaims, Taken, share
+from marshal_py.client.ranges import ClaimedRange, End, MicroBatches, Ranges, Taken, share
 from marshal_py.client.values import position_text
 from marshal_py.errors import BatchRefused, ClaimLost, ClusterUnreachable, InvalidOption, MembersAlive, PartitionsUnread
 from marshal_py.protocol.member.advisory import UNCOMMITTED
@@ -177,10 +177,10 @@ class RangePlanner:
 
     def __init__(self, planner: Planner) -> None:
         driver = planner._driver
-        assert isinstance(driver.claims, PlannedClaims)
+        assert isinstance(driver.queue, Ranges)
         self._planner, self._context, self._driver = planner, planner._context, driver
         self._member, self._ending = planner._member, planner._ending
-        self._planned, self._ranges, self._source = driver.claims, driver.claims.queue, driver.claims.source
+        self._ranges, self._source = driver.queue, driver.queue.source
         self._repeats = Repeats()
         stable = planner.connection.get("isolation.level", "read_committed")
         self._committed_ends = stable == "read_committed"
@@ -202,7 +202,7 @@ class RangePlanner:
         """Notes that the user has called, so somebody still reads (D9). Raises the error that ended the consumer."""
         self._context.check_call("Consumer", "plan", waits=True)
         self._ending.raise_if_ended()
-        self._planned.called()
+        self._ranges.called()
 
     # --- looking
 
@@ -386,7 +386,7 @@ class RangePlanner:
 
     def called(self) -> None:
         """Notes that somebody still reads. With the Marshal's lock held."""
-        self._planned.called()
+        self._ranges.called()
 
     def micro_batches(self, before: MicroBatches | None) -> MicroBatches:
         """Returns the batches of a streaming query, which go on from those of its earlier member in this process."""

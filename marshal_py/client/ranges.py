@@ -6,7 +6,7 @@ handler timeouts work as ever; only the messages never come to this process.
 
 To plan is to choose the offsets of a claim's next range (`available`); `take` delivers the range, and `finish` marks it
 as done, as a whole. From its delivery to its end it is in flight, and at most one range per claim is (PROTOCOL.md D9).
-Everything is called with the Marshal's lock held, but for what PlannedClaims asks the cluster.
+Everything is called with the Marshal's lock held, but for what `_ask` asks the cluster.
 """
 
 from __future__ import annotations
@@ -80,15 +80,65 @@ class PlannedClaim:
         self.requested: tuple[int, int] | None = None  # in at-most-once mode: the range to ask a grant for
 
 
+class UnfetchedSource:
+    """The data source of a consumer that fetches nothing. `ends`: the end offsets that the cluster was asked for."""
+
+    def __init__(self, fetching: DataSource) -> None:
+        """Wraps the consumer's real source, which stays open, without partitions, until the consumer closes."""
+        self._inner = fetching
+        self.ends: dict[TopicPartition, int] = {}
+
+    def learn_leaders(self, topics: Iterable[str], anew: bool = False) -> None:
+        self._inner.learn_leaders(topics, anew)
+
+    def end_offset(self, tp: TopicPartition) -> int:
+        return self.ends.get(tp, -1)
+
+    def out_of_range(self) -> list[OutOfRange]:
+        self._inner.out_of_range()  # left over from fetches, which do not matter any more
+        return []
+
+    def broken(self) -> list[Broken]:
+        self._inner.broken()
+        return []
+
+    def round(self, tp: TopicPartition) -> int:
+        return 0  # nothing is assigned
+
+    def carry_out(self) -> None:
+        self._inner.carry_out()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
 class Ranges:
     """The claims of one consumer that plans ranges, and their ranges in flight."""
 
     member: Member
     incarnation: bytes
 
-    def __init__(self, member: Member, incarnation: bytes) -> None:
+    def __init__(
+        self,
+        context: Context,
+        member: Member,
+        source: DataSource,
+        options: ConsumerOptions,
+        incarnation: bytes,
+        submit: Callable[[str, Callable[[], object]], None],
+        absent: Callable[[], Collection[str]],
+    ) -> None:
+        """`submit(name, task)`: runs a task on the worker thread. `absent`: topics that the cluster lacks."""
         self.member, self.incarnation = member, incarnation
+        self._context, self._submit, self._absent = context, submit, absent
+        self.source: UnfetchedSource = UnfetchedSource(source)
         member.poison_guard.end_all()
+        member.asked = None  # its readers ask elsewhere, so nobody here knows whether the user is idle (A11)
+        self._timeout_ms = round(1000 * options.handler_timeout_s)
+        if options.hand_over_timeout_s is None:  # a range is long work, and its reader elsewhere cannot be stopped
+            whole_ms = member.options.handler_timeout_ms
+            member.options = structs.replace(member.options, hand_over_timeout_ms=whole_ms)
+        self._called_ms: int | None = None  # None until the group has this member: a join may take long
         self.claims: dict[TopicPartition, PlannedClaim] = {}
         self.begun: dict[TopicPartition, deque[Begun]] = {}  # the newest claims, oldest first, ended ones too
         self.prefetching: set[TopicPartition] = set()
@@ -113,14 +163,14 @@ class Ranges:
         """Notes that `tp` will be handed over to this member, which is ready once it knows the partition's end (A3)."""
         self.prefetching.add(tp)
 
-    def open(self, claims: Iterable[Claim], positions: Mapping[TopicPartition, int]) -> None:
-        """Begins to plan ranges of these claims, which the log has accepted, from the offset in `positions` on."""
-        for claim in claims:
+    def begin_claims(self, claims: Iterable[Claim]) -> None:
+        """Begins to plan ranges of these claims, which the log has accepted."""
+        for claim, position in positions_of(claims, self.member):
             self.prefetching.discard(claim.tp)
             self.at_most_once = isinstance(claim.tracker, AtMostOnce)
             if isinstance(claim.tracker, AtLeastOnce):
                 claim.tracker.in_ranges = True
-            self.claims[claim.tp] = PlannedClaim(claim, positions[claim.tp])
+            self.claims[claim.tp] = PlannedClaim(claim, position)
             self._note_begun(claim)
 
     def _note_begun(self, claim: Claim) -> None:
@@ -150,11 +200,6 @@ class Ranges:
 
     def resume(self, tps: Iterable[TopicPartition]) -> None:
         self.user_paused.difference_update(tps)
-
-    def ends_wanted(self) -> list[TopicPartition]:
-        """Returns the partitions whose ends to ask for: claimed ones, for the lag; those to be handed over, which shows
-        readiness."""
-        return [*self.claims, *self.prefetching]
 
     def settled(self) -> bool:
         """Returns whether no further partitions are to be expected soon: each is parked or owned by a live member and
@@ -192,6 +237,44 @@ class Ranges:
         part = None if group is None else group.partitions.get(tp)
         owner = None if group is None or part is None else group.sessions.get(part.owner)
         return owner is None or (owner.id != member.session and owner.extended < member.session)
+
+    # --- its user, and the ends of partitions, which no fetch reports
+    #
+    # A user who stops calling loses the claims: with no range in flight, nothing but calls shows that somebody reads.
+
+    writing = False  # it delivers no messages, so it has no dead letters
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    def end_claims(self, claims: Iterable[Claim]) -> None:
+        """Does nothing: `drop` forgets them."""
+
+    def look(self) -> None:
+        """Has the worker thread ask the cluster for the partitions' end offsets, if any are needed."""
+        if self._ends_wanted():
+            self._submit("the ends of partitions", self._ask)
+
+    def _ends_wanted(self) -> list[TopicPartition]:
+        """Returns the partitions whose ends to ask for: claimed ones, for the lag; those to be handed over, which shows
+        readiness."""
+        return [*self.claims, *self.prefetching]
+
+    def _ask(self) -> TaskSteps:
+        """Asks the cluster for the end offsets. They give the lag, and show that this member can take over (A3)."""
+        with self._context.lock:
+            tps = [tp for tp in self._ends_wanted() if tp.topic not in self._absent()]
+        bounds: dict[TopicPartition, Bounds] = (yield Ask(lambda: self._context.admin.bounds(tps))) if tps else {}
+        with self._context.lock:
+            self.source.ends.update({tp: bound.end for tp, bound in bounds.items()})
+
+    def called(self) -> None:
+        """Notes that the user has just called, so somebody still reads."""
+        self._called_ms = self._context.clock.now().mono_ms
+
+    def overdue(self, now: Instant) -> bool:
+        """Returns whether the user's last call is at least `handler_timeout_s` ago (D9)."""
+        return self._called_ms is not None and now.mono_ms - self._called_ms >= self._timeout_ms
 
     # --- planning
 
@@ -353,104 +436,6 @@ def share(available: Mapping[TopicPartition, int], rows_max: int) -> dict[TopicP
         shares[tp] = min(count, left // (len(available) - at))
         left -= shares[tp]
     return {tp: count for tp, count in shares.items() if count}
-
-
-# --- Opens and ends the claims of a consumer that plans ranges. It fetches nothing, as other processes read the ranges.
-#
-# A claim is opened at its position at once. The ends of the partitions are asked from the cluster, as no fetch reports
-# them. A user who stops calling loses the claims: with no range in flight, nothing but calls shows that somebody reads.
-# Methods are called with the Marshal's lock held, except for `_ask`, which waits for the cluster.
-
-
-class UnfetchedSource:
-    """The data source of a consumer that fetches nothing. `ends`: the end offsets that the cluster was asked for."""
-
-    def __init__(self, fetching: DataSource) -> None:
-        """Wraps the consumer's real source, which stays open, without partitions, until the consumer closes."""
-        self._inner = fetching
-        self.ends: dict[TopicPartition, int] = {}
-
-    def learn_leaders(self, topics: Iterable[str], anew: bool = False) -> None:
-        self._inner.learn_leaders(topics, anew)
-
-    def end_offset(self, tp: TopicPartition) -> int:
-        return self.ends.get(tp, -1)
-
-    def out_of_range(self) -> list[OutOfRange]:
-        self._inner.out_of_range()  # left over from fetches, which do not matter any more
-        return []
-
-    def broken(self) -> list[Broken]:
-        self._inner.broken()
-        return []
-
-    def round(self, tp: TopicPartition) -> int:
-        return 0  # nothing is assigned
-
-    def carry_out(self) -> None:
-        self._inner.carry_out()
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-class PlannedClaims:
-    """The claims of one consumer that plans ranges. (FetchedClaims does so for a consumer that fetches.)"""
-
-    def __init__(
-        self,
-        context: Context,
-        member: Member,
-        source: DataSource,
-        options: ConsumerOptions,
-        incarnation: bytes,
-        submit: Callable[[str, Callable[[], object]], None],
-        absent: Callable[[], Collection[str]],
-    ) -> None:
-        """`submit(name, task)`: runs a task on the worker thread. `absent`: topics that the cluster lacks."""
-        self._context, self._member, self._submit, self._absent = context, member, submit, absent
-        member.asked = None  # its readers ask elsewhere, so nobody here knows whether the user is idle (A11)
-        self._timeout_ms = round(1000 * options.handler_timeout_s)
-        if options.hand_over_timeout_s is None:  # a range is long work, and its reader elsewhere cannot be stopped
-            whole_ms = member.options.handler_timeout_ms
-            member.options = structs.replace(member.options, hand_over_timeout_ms=whole_ms)
-        self.source: UnfetchedSource = UnfetchedSource(source)
-        self.queue: Ranges = Ranges(member, incarnation)
-        self._called_ms: int | None = None  # None until the group has this member: a join may take long
-
-    def open(self, claims: Sequence[Claim]) -> None:
-        """Begins to plan ranges of these claims, which the log has accepted."""
-        self.queue.open(claims, positions_of(claims, self._member))
-
-    writing = False  # it delivers no messages, so it has no dead letters
-
-    def close(self) -> None:
-        """Does nothing."""
-
-    def drop(self, claims: Iterable[Claim]) -> None:
-        """Does nothing. The driver calls it when claims have ended, and has `Ranges.drop` forget them."""
-
-    def look(self) -> None:
-        """Has the worker thread ask the cluster for the partitions' end offsets, if any are needed."""
-        if self.queue.ends_wanted():
-            self._submit("the ends of partitions", self._ask)
-
-    def _ask(self) -> TaskSteps:
-        """Asks the cluster for the end offsets. They give the lag, and show that this member can take over (A3)."""
-        with self._context.lock:
-            tps = [tp for tp in self.queue.ends_wanted() if tp.topic not in self._absent()]
-        bounds: dict[TopicPartition, Bounds] = (yield Ask(lambda: self._context.admin.bounds(tps))) if tps else {}
-        ends = {tp: bound.end for tp, bound in bounds.items()}
-        with self._context.lock:
-            self.source.ends.update(ends)
-
-    def called(self) -> None:
-        """Notes that the user has just called, so somebody still reads."""
-        self._called_ms = self._context.clock.now().mono_ms
-
-    def overdue(self, now: Instant) -> bool:
-        """Returns whether the user's last call is at least `handler_timeout_s` ago (D9)."""
-        return self._called_ms is not None and now.mono_ms - self._called_ms >= self._timeout_ms
 
 
 # --- Keeps the micro-batches of one streaming query: which are delivered, which committed, which planned again

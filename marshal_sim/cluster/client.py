@@ -12,7 +12,7 @@ from copy import deepcopy
 from typing import Any, Final
 
 from marshal_py.client.connection import Context
-from marshal_py.client.delivery.delivery_queue import DeliveryQueue, FetchedClaims, positions_of
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.driver.turn import LogMaintenance, Truncation, Turn
 from marshal_py.client.membership import LEAVE_TIMEOUT_S, Ending
@@ -145,13 +145,13 @@ class Client(Process):
             plans=self.plans,
         )
         self.front: Front = Front(self, self.context, self.source, self.options.interval_ms)
-        self.ending: Ending = Ending(self.context, driver, driver.claims.close)
+        self.ending: Ending = Ending(self.context, driver, driver.queue.close)
         self.ending.fronts += 1  # the simulator holds it, so that nobody drops it
-        if isinstance(driver.claims, FetchedClaims):
+        if isinstance(driver.queue, DeliveryQueue):
             self.user = User(self.environment, self, driver, self.ending, self.front, self.concurrency)
             if self.environment.answers and self.options.mode == AT_LEAST_ONCE:
-                driver.claims.write_dead_letters(DEAD_LETTERS, self._writer)
-                answers = driver.claims.queue.answers
+                driver.queue.write_dead_letters(DEAD_LETTERS, self._writer)
+                answers = driver.queue.answers
                 assert answers.letters is not None
                 answers.letters = _Journal(self.user, answers.letters)
         return driver
@@ -457,9 +457,9 @@ class Client(Process):
                 copied.prefetching.add(tp)
         if member.group is not None:
             claims = [claim for claim in member.claims.values() if own.has(claim.tp)]
-            queue.open(claims, positions_of(claims, member))
+            queue.open(claims)
             queue.fetch_again()  # what was fetched and not delivered
-            copied.claims.open([claim for claim in member.claims.values() if not own.has(claim.tp)])
+            queue.begin_claims([claim for claim in member.claims.values() if not own.has(claim.tp)])
         clone.turn.add(copied)
         for call in user.running.values():
             born = call.delivery.inherited_by(clone.number)

@@ -26,6 +26,7 @@ from marshal_py.errors import ClaimLost
 from marshal_py.protocol.claims import AtLeastOnce, AtMostOnce, Claim, ClaimPhase, Grant, OffsetRun, Spans, log_has
 from marshal_py.protocol.fold import snapshot
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, Group, World
+from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE
 from marshal_py.transport.ports import Chunk
@@ -303,10 +304,10 @@ def _whatever_the_epoch() -> list[Patch]:
 def c20() -> list[Patch]:
     opened = DeliveryQueue.open
 
-    def forgets(self: DeliveryQueue, claims: Iterable[Claim], positions: dict[TopicPartition, int]) -> None:
+    def forgets(self: DeliveryQueue, claims: Iterable[Claim]) -> None:
         """Delivers a partition that the user has paused once it is claimed again."""
         paused, self.user_paused = self.user_paused, set()
-        opened(self, claims, positions)
+        opened(self, claims)
         self.user_paused = paused
 
     return [(DeliveryQueue, "open", forgets)]
@@ -324,14 +325,19 @@ def c21() -> list[Patch]:
 
 
 def c22() -> list[Patch]:
-    opened = DeliveryQueue.open
+    opened, positions_of, queues = DeliveryQueue.open, delivery_queue.positions_of, list[DeliveryQueue]()
 
-    def from_the_buffer(self: DeliveryQueue, claims: Iterable[Claim], positions: dict[TopicPartition, int]) -> None:
+    def remembered(self: DeliveryQueue, claims: Iterable[Claim]) -> None:
+        queues[:] = [self]
+        opened(self, claims)
+
+    def from_the_buffer(claims: Iterable[Claim], member: Member) -> Iterator[tuple[Claim, int]]:
         """Begins where the fetched messages begin, also if the claim begins below."""
-        at = {tp: max(position, self.buffers[tp].start) for tp, position in positions.items() if tp in self.buffers}
-        opened(self, claims, {**positions, **at})
+        for claim, position in positions_of(claims, member):
+            buffer = queues[0].buffers.get(claim.tp)
+            yield claim, position if buffer is None else max(position, buffer.start)
 
-    return [(DeliveryQueue, "open", from_the_buffer)]
+    return [(DeliveryQueue, "open", remembered), (delivery_queue, "positions_of", from_the_buffer)]
 
 
 def c23() -> list[Patch]:

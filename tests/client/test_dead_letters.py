@@ -370,7 +370,7 @@ def test_an_ack_that_comes_meanwhile_counts(memory: MemoryTestCluster, monkeypat
         message.term("bad")
         assert message.ack()
         assert positions(consumer) == {0: 1}
-        assert not consumer._driver.claims.writing
+        assert not consumer._driver.queue.writing
 
 
 def _denied(writer: MemoryWriter, topic: str, *_: object) -> None:

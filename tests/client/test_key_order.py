@@ -12,10 +12,11 @@ import threading
 import zlib
 from collections import defaultdict
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from marshal_py import ConsumerOptions, Message, subject_key
-from marshal_py.client.delivery.delivery_queue import DeliveryQueue, positions_of
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.protocol.member.member_state import Ready
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import GroupConfig, StepDown
@@ -37,7 +38,8 @@ class Handlers:
         self.client, self.judge = client, judge
         options = ConsumerOptions(max_acks_pending=most)
         source = MemoryTransport(broker).source(GROUP, client.name, {}, options.prefetch_bytes)
-        self.queue = DeliveryQueue(client.member, source, options, threading.RLock(), INCARNATION, lambda: client.now)
+        context: Any = SimpleNamespace(lock=threading.RLock(), clock=SimpleNamespace(now=lambda: client.now))
+        self.queue = DeliveryQueue(context, client.member, source, options, INCARNATION, lambda name, task: None)
         self.held: list[tuple[int, Message]] = []  # (when its handler is done, message)
         self._tick: Callable[[], Ready] = client.tick
         client.tick = self.tick  # type: ignore[method-assign]  # a driver carries out more than the cluster knows
@@ -46,7 +48,7 @@ class Handlers:
         out = self._tick()
         self.queue.drop([claim.tp for claim, _ in out.lost] + out.stop_prefetch)
         claims = [claim for claim in out.claimed if claim.epoch in self.client.member.claims]
-        self.queue.open(claims, positions_of(claims, self.client.member) if claims else {})
+        self.queue.open(claims)
         for tp, position in out.start_prefetch:
             self.queue.start_prefetch(tp, position)
         return out

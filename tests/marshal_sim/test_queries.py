@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from marshal_py.client.ranges import FIRST, MicroBatches, Ranges, key_of
+from marshal_py.client.ranges import FIRST, MicroBatches, key_of
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.member_state import MemberOptions
@@ -16,6 +16,7 @@ from marshal_sim.cluster.scenario import Options
 from marshal_sim.tools.schedule import Schedule, parse, text_of
 from tests.support.command_line import invoke
 from tests.support.partly import PARTLY
+from tests.support.virtual_cluster import ranges_of
 
 
 @PARTLY
@@ -58,9 +59,9 @@ def test_every_way_through_a_batch_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("incarnation", "kept"), [(b"one", 1), (b"another", 0)])
 def test_what_was_handed_over_counts_in_its_own_incarnation_of_the_log_alone(incarnation: bytes, kept: int) -> None:
     member = Member(World(), "billing", MemberOptions(client_id="c1", topics=("orders",)), bytes)
-    before = MicroBatches(member, Ranges(member, b"one"), b"one")
+    before = MicroBatches(member, ranges_of(member, b"one"), b"one")
     before.deliver(before.end_of(FIRST, []), [])
-    assert len(MicroBatches(member, Ranges(member, incarnation), incarnation, before).delivered) == kept
+    assert len(MicroBatches(member, ranges_of(member, incarnation), incarnation, before).delivered) == kept
 
 
 def test_a_seed_with_queries_can_be_kept_and_run_again() -> None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.client.ranges import Ranges
 from marshal_py.protocol.claims import DELIVERIES, AtLeastOnce, Claim
 from marshal_py.protocol.wire.identity import NONE
-from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, THIRD_MS, WRITE_MS, Client, VirtualCluster
+from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, THIRD_MS, WRITE_MS, Client, VirtualCluster, ranges_of
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 TRIP = WRITE_MS + READ_MS
@@ -140,9 +139,9 @@ def test_whose_ranges_fail_counts_no_deliveries_of_a_message(end: str) -> None:
     for lives, before in ((6, 1), (2, 3)):
         for _ in range(lives):
             client = born(cluster, 1, 1)
-            ranges = Ranges(client.member, bytes(16))
+            ranges = ranges_of(client.member, bytes(16))
             claim = client.claim(0)
-            ranges.open([claim], {claim.tp: 0})
+            ranges.begin_claims([claim])
             assert ranges.take(ranges.range_of(claim.tp, 0, MESSAGES.stop), client.now) is not None
             cluster.run(I)
             assert cluster.partition(0).attempts == before

@@ -15,7 +15,10 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, TypeVar
+from unittest.mock import Mock
 
+from marshal_py.client.ranges import Ranges
+from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.protocol.claims import AtLeastOnce, AtMostOnce, Claim, OffsetRun
 from marshal_py.protocol.fold.rationalizer import Verdict, apply
 from marshal_py.protocol.fold.world import Group, Partition, World
@@ -35,6 +38,11 @@ WRITE_MS = 4
 READ_MS = 3
 
 R = TypeVar("R")
+
+
+def ranges_of(member: Member, incarnation: bytes) -> Ranges:
+    """The ranges of a member whose cluster is asked nothing."""
+    return Ranges(Mock(), member, Mock(), ConsumerOptions(), incarnation, Mock(), frozenset)
 
 
 def tp(number: int, topic: str = TOPIC) -> TopicPartition:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from marshal_py.client.connection import Ask, Context, TaskSteps, watch_forks
@@ -59,22 +58,23 @@ class DeliveryQueue:
 
     def __init__(
         self,
+        context: Context,
         member: Member,
         source: DataSource,
         options: ConsumerOptions,
-        lock: AbstractContextManager[object],
         incarnation: bytes,
-        clock_now: Callable[[], Instant],
+        submit: Callable[[str, Callable[[], object]], None],
     ) -> None:
+        """Begins without claims. `submit(name, task)` runs a task on the consumer's worker thread."""
         self.member, self.source, self.options = member, source, options
-        self.asked_ms: int = clock_now().mono_ms  # monotonic: when the user last asked for messages
+        self._context, self._submit, self.clock_now = context, submit, context.clock.now
+        self.asked_ms: int = self.clock_now().mono_ms  # monotonic: when the user last asked for messages
         member.user_asked(self.asked_ms)  # a consumer that never asks is idle since it joined
-        self.clock_now = clock_now
         raw = options.key_deserializer is None and options.value_deserializer is None
         make: type[Message] = Message if raw else DecodedMessage
-        self.answers: Answers = Answers(member, options, clock_now)
+        self.answers: Answers = Answers(member, options, self.clock_now)
         self.delivery: DeliveryContext = DeliveryContext(
-            member, lock, clock_now, incarnation, make, options, self.answers
+            member, context.lock, self.clock_now, incarnation, make, options, self.answers
         )
         self.redelivering: Redelivering = Redelivering(self.delivery)
         self.window: AckWindow = AckWindow(options.max_acks_pending)
@@ -91,6 +91,9 @@ class DeliveryQueue:
         self._gate_shut = False  # as the user's thread last found it; while it is, claimed partitions are not fetched
         self.at_most_once: bool = options.delivery == "at_most_once"
         self._spent = False  # in at-most-once mode: no more may be granted before messages are delivered
+        self._unacked = UnackedWatch(member, options)
+        self._letters: DeadLetters | None = None
+        self._unsure: dict[TopicPartition, Claim] = {}  # claims whose partition's end the cluster was asked for
 
     @property
     def delivered(self) -> int:
@@ -111,11 +114,11 @@ class DeliveryQueue:
             self.buffers[tp] = Buffer(tp, position)
             self.source.assign({tp: position})
 
-    def open(self, claims: Iterable[Claim], positions: dict[TopicPartition, int]) -> None:
-        """Begins to deliver the messages of these accepted claims, each claim's from its offset in `positions` on."""
+    def open(self, claims: Iterable[Claim]) -> None:
+        """Begins to deliver the messages of these accepted claims, from the positions that the log has."""
         fresh: dict[TopicPartition, int] = {}
-        for claim in claims:
-            tp, position = claim.tp, positions[claim.tp]
+        for claim, position in positions_of(claims, self.member):
+            tp = claim.tp
             buffer = self.buffers.get(tp)
             if buffer is None or buffer.start > position or not self.source.fetching(tp):
                 buffer = self.buffers[tp] = Buffer(tp, position)
@@ -502,62 +505,24 @@ class DeliveryQueue:
                 tracker.position()
             self._resume_fetching(buffer)
 
+    # --- new claims: where their messages begin, given what earlier owners finished (D1)
+    #
+    # An earlier owner may have finished offsets above the position. Those are skipped only if the partition reaches
+    # that far, because a partition that was truncated since holds other messages there. The data client may know only
+    # an old end of the partition, for example if fetching was paused. So if the known end is too low, the claim is
+    # unsure: its messages are fetched and delivered only after the cluster has been asked for the end. Such claims are
+    # few.
 
-# --- The claims of a consumer that fetches: where their messages begin, given what earlier owners finished (D1)
-#
-# An earlier owner may have finished offsets above the position. Those are skipped only if the partition reaches that
-# far, because a partition that was truncated since holds other messages there. The data client may know only an old end
-# of the partition, for example if fetching was paused. So if the known end is too low, the claim is unsure: it is
-# opened, that is its messages are fetched and delivered, only after the cluster has been asked for the end. Such claims
-# are few. Everything is called with the Marshal's lock held, except `_ask`, which waits for the cluster.
-
-
-class FetchedClaims:
-    """Opens the claims of one consumer that fetches, and forgets those that have ended."""
-
-    def __init__(
-        self,
-        context: Context,
-        member: Member,
-        source: DataSource,
-        options: ConsumerOptions,
-        incarnation: bytes,
-        submit: Callable[[str, Callable[[], object]], None],
-    ) -> None:
-        """Begins without claims. `submit(name, task)` runs a task on the consumer's worker thread."""
-        self._context, self._member, self._submit = context, member, submit
-        self.source = source
-        self.queue: DeliveryQueue = DeliveryQueue(member, source, options, context.lock, incarnation, context.clock.now)
-        self._unacked = UnackedWatch(member, options)
-        self._letters: DeadLetters | None = None
-        self._unsure: dict[TopicPartition, Claim] = {}  # claims whose partition's end the cluster was asked for
-
-    def write_dead_letters(self, topic: str, open_writer: Callable[[], MessageWriter]) -> None:
-        """Has messages that are delivered too often, or ended by `term`, written to `topic`. Called once, at first."""
-        answers = self.queue.answers
-        self._letters = DeadLetters(topic, self._member, self._context, answers.reports, open_writer)
-        answers.letters = self._letters
-
-    @property
-    def writing(self) -> bool:
-        """Returns whether dead letters are on their way."""
-        return self._letters is not None and self._letters.pending
-
-    def close(self) -> None:
-        """Writes no dead letters any more."""
-        if self._letters is not None:
-            self._letters.close()
-
-    def open(self, claims: Sequence[Claim]) -> None:
+    def begin_claims(self, claims: Sequence[Claim]) -> None:
         """Opens these accepted claims: at once, or after the cluster's answer if they are unsure."""
         unsure = [claim for claim in claims if self._may_be_shorter(claim)]
-        self._open([claim for claim in claims if claim not in unsure])
+        self.open([claim for claim in claims if claim not in unsure])
         self._unsure.update((claim.tp, claim) for claim in unsure)
         self._ask_soon()
 
-    def drop(self, claims: Sequence[Claim]) -> None:
+    def end_claims(self, claims: Sequence[Claim]) -> None:
         """Forgets these claims, which have ended."""
-        self.queue.delivery.lost_acks.ended(claims, self._member.group)
+        self.delivery.lost_acks.ended(claims, self.member.group)
         for claim in claims:
             if self._unsure.get(claim.tp) is claim:
                 del self._unsure[claim.tp]
@@ -565,8 +530,8 @@ class FetchedClaims:
     def look(self) -> None:
         """Does what is due every third of a heartbeat interval, at which it is called."""
         self._ask_soon()
-        self._unacked.look(self._member.claims.values(), self._context.clock.now())
-        self.queue.answers.reports.end_period()
+        self._unacked.look(self.member.claims.values(), self.clock_now())
+        self.answers.reports.end_period()
 
     def _ask_soon(self) -> None:
         """Has the worker ask where the partitions of unsure claims end; repeated until the cluster answers."""
@@ -574,7 +539,7 @@ class FetchedClaims:
             self._submit("what earlier owners finished", self._ask)
 
     def overdue(self, now: Instant) -> bool:
-        """False: the member itself judges by messages in flight. PlannedClaims judges users who plan ranges."""
+        """False: the member itself judges by messages in flight. Ranges judges users who plan ranges."""
         return False
 
     def _may_be_shorter(self, claim: Claim) -> bool:
@@ -582,9 +547,6 @@ class FetchedClaims:
         if not isinstance(tracker, AtLeastOnce) or not tracker.finished_to():
             return False
         return self.source.end_offset(claim.tp) < tracker.finished_to()
-
-    def _open(self, claims: Sequence[Claim]) -> None:
-        self.queue.open(claims, positions_of(claims, self._member))
 
     def _ask(self) -> TaskSteps:
         """Asks the cluster for ends, then opens the unsure claims; on the worker, without the lock. Raises ClusterError
@@ -600,12 +562,29 @@ class FetchedClaims:
                 del self._unsure[tp]
                 if isinstance(claim.tracker, AtLeastOnce) and bounds[tp].end < claim.tracker.finished_to():
                     claim.tracker.discard_inherited()
-                self._open([claim])
+                self.open([claim])
             context.changed.notify_all()
 
+    # --- dead letters
 
-def positions_of(claims: Iterable[Claim], member: Member) -> dict[TopicPartition, int]:
-    """Returns the positions that the folded log has for these claims."""
-    group = member.group
-    assert group is not None
-    return {claim.tp: group.partitions[claim.tp].position for claim in claims}
+    def write_dead_letters(self, topic: str, open_writer: Callable[[], MessageWriter]) -> None:
+        """Has messages that are delivered too often, or ended by `term`, written to `topic`. Called once, at first."""
+        answers = self.answers
+        answers.letters = self._letters = DeadLetters(topic, self.member, self._context, answers.reports, open_writer)
+
+    @property
+    def writing(self) -> bool:
+        """Returns whether dead letters are on their way."""
+        return self._letters is not None and self._letters.pending
+
+    def close(self) -> None:
+        """Writes no dead letters any more."""
+        if self._letters is not None:
+            self._letters.close()
+
+
+def positions_of(claims: Iterable[Claim], member: Member) -> Iterator[tuple[Claim, int]]:
+    """Yields these claims, each with the position that the folded log has for it."""
+    for claim in claims:
+        assert member.group is not None
+        yield claim, member.group.partitions[claim.tp].position

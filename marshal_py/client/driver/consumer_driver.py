@@ -18,8 +18,8 @@ from typing import Final
 from msgspec import structs
 
 from marshal_py.client.connection import Ask, Context, Repeats, Tasks, TaskSteps
-from marshal_py.client.delivery.delivery_queue import DeliveryQueue, FetchedClaims
-from marshal_py.client.ranges import PlannedClaims, Ranges, UnfetchedSource
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
+from marshal_py.client.ranges import Ranges, UnfetchedSource
 from marshal_py.client.values import position_text
 from marshal_py.client.values.info import ClaimInfo, Counters
 from marshal_py.client.values.options import TOPICS_MAX, ConsumerOptions
@@ -366,7 +366,7 @@ class UserCallbacks:
 
 
 class ConsumerDriver:
-    """Drives one consumer. Only `claims` depends on whether it fetches messages or plans ranges for other readers."""
+    """Drives one consumer. Only `queue` depends on whether it fetches messages or plans ranges for other readers."""
 
     context: Context
     log: int
@@ -397,10 +397,9 @@ class ConsumerDriver:
         self._refold, self._siblings = refold, siblings
         self.group_key: bytes = member.name.encode()
         self.worker: Tasks = context.new_worker(f"marshal-worker-{member.name}")
-        self.claims: FetchedClaims | PlannedClaims = (
-            PlannedClaims(context, member, source, options, incarnation, self.submit, lambda: self.topic_watch.absent)
-            if plans
-            else FetchedClaims(context, member, source, options, incarnation, self.submit)
+        parts = context, member, source, options, incarnation, self.submit
+        self.queue: DeliveryQueue | Ranges = (
+            Ranges(*parts, lambda: self.topic_watch.absent) if plans else DeliveryQueue(*parts)
         )
         self.error: MarshalError | None = None  # why the consumer ended: raised to the user once, then kept
         self.pending_errors: deque[ClusterError] = deque()  # raised one by one; the consumer continues
@@ -424,12 +423,8 @@ class ConsumerDriver:
         self.began_at_end: set[TopicPartition] = set()  # as in ConsumerInfo
 
     @property
-    def queue(self) -> DeliveryQueue | Ranges:
-        return self.claims.queue
-
-    @property
     def source(self) -> DataSource | UnfetchedSource:
-        return self.claims.source
+        return self.queue.source
 
     def close(self) -> None:
         """Closes the data source, and ends the worker after its queued tasks. Called when the consumer has ended."""
@@ -470,7 +465,7 @@ class ConsumerDriver:
         self.publish(*self._unserved.look(self.member))
         if self.dropped is not None and not self.member.leaving:
             self.member.leave(now, "dropped", self.member.options.handler_timeout_ms)
-        if self.claims.overdue(now) and not self.member.leaving:
+        if self.queue.overdue(now) and not self.member.leaving:
             self.error = BatchOverdue(self.member.name, self.options.handler_timeout_s)
             self.member.leave(now, "no call within the handler timeout", 0)
         if self.queue.at_most_once:
@@ -517,7 +512,7 @@ class ConsumerDriver:
             self._ends_due_ms = now.mono_ms + self.member.third_ms
             for claim in self.member.claims.values():
                 claim.saw_end(self.end_offset(claim.tp))
-            self.claims.look()
+            self.queue.look()
             if self.refused_positions:
                 self.submit("the bounds of partitions", self._check_refused)
         for refused in self.source.out_of_range():
@@ -533,7 +528,7 @@ class ConsumerDriver:
     def execute(self, ready: Ready, now: Instant) -> None:
         self.counters.count(ready)
         if ready.lost or ready.stop_prefetch:
-            self.claims.drop([claim for claim, _ in ready.lost])
+            self.queue.end_claims([claim for claim, _ in ready.lost])
             gone = [claim.tp for claim, _ in ready.lost] + ready.stop_prefetch
             self.queue.drop(gone)
             self.prefetching.difference_update(gone)
@@ -544,7 +539,7 @@ class ConsumerDriver:
             value = codec.encode(record, self.member.name, self.incarnation, version)
             self.context.outbox.put(self.log, self.group_key, (value,), self._refused)
         if ready.claimed:
-            self.claims.open([claim for claim in ready.claimed if claim.epoch in self.member.claims])
+            self.queue.begin_claims([claim for claim in ready.claimed if claim.epoch in self.member.claims])
             self.prefetching.difference_update(claim.tp for claim in ready.claimed)
         for tp, position in ready.start_prefetch:
             self.queue.start_prefetch(tp, position)
