@@ -92,7 +92,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
     def __init__(self, consumer: Consumer[K_co, V_co], event_loop: EventLoop) -> None:
         self._consumer = consumer
         self._shared = event_loop
-        self._feed = Feed(event_loop.receiver, event_loop.loop, consumer._queue.pull, consumer._queue.source.poll_now)
+        self._feed = event_loop.feed(consumer._queue.pull, consumer._queue.source.poll_now)
         self._turn_at = 0.0  # when other tasks had their last turn, in seconds of the monotonic clock
         self._running: Iterating | None = None
         consumer.identify, consumer.caller = _task, "task"

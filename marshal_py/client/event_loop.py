@@ -15,17 +15,14 @@ from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from weakref import WeakSet
 
 from marshal_py.client.connection import Change, Context, Poll
 from marshal_py.errors import EventLoopMisuse
 from marshal_py.transport.ports import Chunk
 
-ALONE_SLICE_S: Final = 0.25  # one poll, if one consumer uses the thread; a message ends it at once
-SHARED_SLICE_S: Final = 0.005  # one poll, if several do: messages of the others may come so much later
-# The same when no message has come for QUIET_S: with shorter ones, waiting would take more than 1 % of a core.
-SHARED_SLICE_QUIET_S: Final = 0.02
-QUIET_S: Final = 1.0
-# How long the thread polls for a consumer that has not asked for more yet. A call that may not wait is so much later.
+SLICE_S: Final = 0.25  # one poll; a message ends it at once
+# How long a receiver polls for a consumer that has not asked for more yet. A call that may not wait is so much later.
 AHEAD_S: Final = 0.005
 
 
@@ -36,115 +33,6 @@ class Request(NamedTuple):
     max_messages: int
     deadline: float
     ahead: bool = False
-
-
-class Client(Protocol):
-    """Declares what the thread needs of a consumer."""
-
-    waits: bool  # a call waits for messages; the receiver's thread says when it has some for it
-
-    def pull(self, timeout_s: float, max_messages: int) -> list[Chunk]:
-        """Polls the data source. Called on the receiver's thread."""
-
-    def answer(
-        self, request: Request, chunks: list[Chunk], error: Exception | None, following: Request | None = None
-    ) -> None:
-        """Takes what came for a request, or the error of the data source. Called on the receiver's thread, which goes
-        on with the request `following`."""
-
-
-class Receiver:
-    """One thread that polls the data clients of any number of consumers, so that no event loop has to.
-
-    A consumer asks for messages by a Request, one at a time; the thread polls its data source until messages come or
-    the request expires, and hands them to the consumer's event loop. It touches nothing else: buffers are filled on the
-    loop's thread, and no code of the user runs here. confluent-kafka cannot wait for several clients at once. So if
-    several consumers use the thread, it blocks in one of them for some ms at most and looks at the others in between.
-
-    Where messages come one by one, to wake this thread for each takes longer than the rest. So if a call had to wait
-    for messages, the thread polls for one more (`ahead`) before the consumer has asked for it.
-    """
-
-    def __init__(self) -> None:
-        self._clients: set[Client] = set()  # from their first request on
-        self._requests: dict[Client, Request] = {}
-        self._asked = threading.Condition()
-        self._closed = False
-        self._latest: Client | None = None  # whose messages came last: probably the next ones are its, too
-        self._came_at = 0.0  # when they came, in seconds of the monotonic clock
-        self._thread: threading.Thread | None = None  # from the first request on
-
-    def ask(self, client: Client, request: Request) -> None:
-        """Begins to poll for `client`. Its request before is forgotten, though it may still be answered."""
-        with self._asked:
-            closed = self._closed
-            if not closed:
-                self._clients.add(client)
-                self._requests[client] = request
-                self._asked.notify()
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="marshal-receiver", daemon=True)
-                    self._thread.start()
-        if closed:
-            client.answer(request, [], None)
-
-    def forget(self, client: Client) -> None:
-        """Polls no more for `client`, apart from a poll that is running."""
-        with self._asked:
-            self._clients.discard(client)
-            self._requests.pop(client, None)
-
-    def close(self) -> None:
-        """Ends the thread after the poll that is running, and answers what is asked. Does not wait for that."""
-        with self._asked:
-            self._closed = True
-            self._asked.notify()
-
-    def _run(self) -> None:
-        while (asked := self._waiting()) is not None:
-            if len(asked) == 1 or not any([self._serve(client, request, 0.0) for client, request in asked]):
-                self._serve(*asked[0], self._slice_s())
-        with self._asked:
-            left = list(self._requests.items())
-        for client, request in left:
-            client.answer(request, [], None)
-
-    def _slice_s(self) -> float:
-        if len(self._clients) == 1:
-            return ALONE_SLICE_S
-        return SHARED_SLICE_S if time.monotonic() - self._came_at < QUIET_S else SHARED_SLICE_QUIET_S
-
-    def _waiting(self) -> list[tuple[Client, Request]] | None:
-        """Waits for requests. Returns them, that of the consumer whose messages came last first; None at the end."""
-        with self._asked:
-            while not self._requests and not self._closed:
-                self._asked.wait()
-            if self._closed:
-                return None
-            return sorted(self._requests.items(), key=lambda one: one[0] is not self._latest)
-
-    def _serve(self, client: Client, request: Request, slice_s: float) -> bool:
-        """Polls once for up to `slice_s` seconds. Returns whether that answered the request."""
-        chunks: list[Chunk] = []
-        failed: Exception | None = None
-        try:
-            left_s = request.deadline - time.monotonic()
-            chunks = client.pull(max(0.0, min(slice_s, left_s)), request.max_messages)
-        except Exception as error:  # the consumer raises it; the others are still polled for
-            failed = error
-        if not chunks and failed is None and time.monotonic() < request.deadline:
-            return False
-        if chunks:
-            self._latest, self._came_at = client, time.monotonic()
-        following = None
-        with self._asked:
-            if self._requests.get(client) is request:
-                del self._requests[client]
-                if chunks and client.waits and len(self._clients) == 1:
-                    client.waits = False  # until it waits again: what comes now is the only one that nobody asked for
-                    following = self._requests[client] = Request(1, time.monotonic() + AHEAD_S, ahead=True)
-        client.answer(request, chunks, failed, following)
-        return True
 
 
 VERBS_AT_ONCE_MAX: Final = 4  # threads for verbs that block: connect, close, admin. They are rare; more of them wait
@@ -233,23 +121,32 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 
 class Feed:
-    """Brings a data source's messages to the event loop. `pull` polls on the receiver's thread; `poll_now` takes what
-    is there on the loop's: handing messages between threads takes longer than handling them."""
+    """Brings a data source's messages to the event loop. `pull` polls on a thread, the receiver, so that no event loop
+    has to; `poll_now` takes what is there on the loop's: handing messages between threads takes longer than handling
+    them.
+
+    A call that waits makes a Request, one at a time; the receiver polls until messages come or the request expires, and
+    hands them to the loop. It touches nothing else: buffers are filled on the loop's thread, and no code of the user
+    runs on it. Where messages come one by one, to wake it for each takes longer than the rest. So if a call had to wait
+    for messages, it polls for one more (`ahead`) before the consumer has asked for it.
+    """
 
     def __init__(
         self,
-        receiver: Receiver,
         loop: asyncio.AbstractEventLoop,
         pull: Callable[[float, int], list[Chunk]],
         poll_now: Callable[[int], list[Chunk] | None],
     ) -> None:
-        self.pull = pull
-        self._receiver, self._loop, self._poll_now = receiver, loop, poll_now
+        self._loop, self._pull, self._poll_now = loop, pull, poll_now
         self._chunks: list[Chunk] = []  # came while no call waited: the next call gets them
         self._error: Exception | None = None
         self._request: Request | None = None  # which the receiver has not answered yet
         self._waiter: asyncio.Future[None] | None = None
         self.waits: bool = False
+        self._asked = threading.Condition()
+        self._wanted: Request | None = None  # what the receiver polls for
+        self._closed = False
+        self._receiver: threading.Thread | None = None  # from the first request on
 
     def take(self, max_messages: int) -> list[Chunk] | None:
         """Returns messages that are there; None if only the receiver can tell. While it has a request, the next are
@@ -266,28 +163,77 @@ class Feed:
             try:
                 if self._request is None or not self._request.ahead:
                     self._request = Request(wait.max_messages, time.monotonic() + wait.timeout_s)
-                    self._receiver.ask(self, self._request)
+                    self._ask(self._request)
                 await self._waiter
             finally:
                 self._waiter, self.waits = None, False
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        if at_once and self._request is None:  # the receiver's thread has polled for one message only
+        if at_once and self._request is None:  # the receiver has polled for one message only
             missing = wait.max_messages - sum([len(chunk.messages) for chunk in self._chunks])
             self._chunks += (self._poll_now(min(missing, TAKEN_MAX)) or ()) if missing > 0 else ()
         chunks, self._chunks = self._chunks, []
         return chunks
 
-    def close(self) -> None:
-        """Ends a wait without messages. Called on the loop's thread."""
-        self._receiver.forget(self)
-        if self._waiter is not None:
-            _settle(self._waiter)
+    def _ask(self, request: Request) -> None:
+        """Has the receiver poll. Its request before is forgotten, though it may still be answered."""
+        with self._asked:
+            closed = self._closed
+            if not closed:
+                self._wanted = request
+                self._asked.notify()
+                if self._receiver is None:
+                    self._receiver = threading.Thread(target=self._receive, name="marshal-receiver", daemon=True)
+                    self._receiver.start()
+        if closed:
+            self._answer(request, [], None)
 
-    def answer(
+    def close(self) -> None:
+        """Ends the receiver after the poll that is running, and answers what is asked. Does not wait for that. Any
+        thread may call it."""
+        with self._asked:
+            self._closed = True
+            self._asked.notify()
+
+    # --- on the receiver
+
+    def _receive(self) -> None:
+        while (request := self._next()) is not None:
+            self._serve(request)
+        if self._wanted is not None:
+            self._answer(self._wanted, [], None)
+
+    def _next(self) -> Request | None:
+        """Waits for a request. Returns None at the end."""
+        with self._asked:
+            while self._wanted is None and not self._closed:
+                self._asked.wait()
+            return None if self._closed else self._wanted
+
+    def _serve(self, request: Request) -> None:
+        """Polls once, and answers the request if that brought messages or its time is over."""
+        chunks: list[Chunk] = []
+        failed: Exception | None = None
+        try:
+            chunks = self._pull(max(0.0, min(SLICE_S, request.deadline - time.monotonic())), request.max_messages)
+        except Exception as error:  # the consumer raises it
+            failed = error
+        if not chunks and failed is None and time.monotonic() < request.deadline:
+            return
+        following = None
+        with self._asked:
+            if self._wanted is request:
+                if chunks and self.waits:
+                    self.waits = False  # until it waits again: what comes now is the only one that nobody asked for
+                    following = Request(1, time.monotonic() + AHEAD_S, ahead=True)
+                self._wanted = following
+        self._answer(request, chunks, failed, following)
+
+    def _answer(
         self, request: Request, chunks: list[Chunk], error: Exception | None, following: Request | None = None
     ) -> None:
+        """Hands the event loop what came for a request. `following`: what is polled for next."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the messages are fetched again by the next owner
             self._loop.call_soon_threadsafe(self._answered, request, chunks, error, following)
 
@@ -344,9 +290,15 @@ class EventLoop:
         self.thread: int = threading.get_ident()
         self.verbs: Threads = verbs
         self.reads: Threads = Threads(READS_AT_ONCE_MAX, "marshal-reads")
-        self.receiver: Receiver = Receiver()
+        self._feeds: WeakSet[Feed] = WeakSet()
         self.changes: Changes = Changes(context, self.loop)
         self.closed: bool = False
+
+    def feed(self, pull: Callable[[float, int], list[Chunk]], poll_now: Callable[[int], list[Chunk] | None]) -> Feed:
+        """Returns a new consumer's feed. The end of this object ends it."""
+        feed = Feed(self.loop, pull, poll_now)
+        self._feeds.add(feed)
+        return feed
 
     def check(self, verb: str) -> None:
         """Raises EventLoopMisuse unless the running event loop is this one."""
@@ -359,6 +311,7 @@ class EventLoop:
 
     def close(self) -> None:
         self.closed = True
-        self.receiver.close()
+        for feed in [*self._feeds]:
+            feed.close()
         self.verbs.close()
         self.reads.close()

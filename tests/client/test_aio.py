@@ -17,8 +17,9 @@ import marshal_py
 from marshal_py import Marshal, Topic, aio
 from marshal_py.admin.group import Group
 from marshal_py.client import async_consumer, event_loop
+from marshal_py.client.connection import Poll
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.event_loop import READS_AT_ONCE_MAX, Receiver, Request, Threads
+from marshal_py.client.event_loop import READS_AT_ONCE_MAX, Feed, Request, Threads
 from marshal_py.errors import ClusterError, ConcurrentUse, ConsumerClosed, EventLoopMisuse, InvalidOption
 from marshal_py.log.observer import Observer
 from marshal_py.testing import MemoryCluster
@@ -324,7 +325,7 @@ def test_other_tasks_have_their_turn_while_messages_are_there(
     run(main())
 
 
-def test_consumers_share_one_thread_that_polls(memory: MemoryTestCluster) -> None:
+def test_each_consumer_has_one_thread_that_polls(memory: MemoryTestCluster) -> None:
     """Beside it a consumer has the threads that it has without asyncio: its worker."""
     topics = [memory.topic() for _ in range(5)]
 
@@ -348,7 +349,7 @@ def test_consumers_share_one_thread_that_polls(memory: MemoryTestCluster) -> Non
                 [b"%d" % (10 * at + number) for number in range(3)] for at in range(5)
             ]
             names = threads()
-            assert names.count("marshal-receiver") == 1
+            assert names.count("marshal-receiver") == len(consumers)
             assert len([name for name in names if name.startswith("marshal-verbs")]) <= 4
             others = ("marshal-receiver", "marshal-verbs", "marshal-reads")
             plain = [name for name in names if not name.startswith(others)]
@@ -365,13 +366,13 @@ def test_a_backlog_comes_without_the_other_thread(
 ) -> None:
     """What is there is taken on the loop's thread. Only a call that has to wait asks the receiver's."""
     asked: list[Request] = []
-    plainly = Receiver.ask
+    plainly = Feed._ask
 
-    def ask(self: Receiver, client: Any, request: Request) -> None:
+    def ask(self: Feed, request: Request) -> None:
         asked.append(request)
-        plainly(self, client, request)
+        plainly(self, request)
 
-    monkeypatch.setattr(Receiver, "ask", ask)
+    monkeypatch.setattr(Feed, "_ask", ask)
     topic, count = memory.topic(), 3 * PIECE_MESSAGES
     memory.fill(topic, 0, count)
 
@@ -401,11 +402,11 @@ def test_messages_that_come_one_by_one_are_asked_for_once(
     """The receiver's thread goes on by itself."""
     monkeypatch.setattr(event_loop, "AHEAD_S", DEADLINE_S)
     asked: list[Request] = []
-    plainly = Receiver.ask
+    plainly = Feed._ask
 
-    def ask(self: Receiver, client: Any, request: Request) -> None:
+    def ask(self: Feed, request: Request) -> None:
         asked.append(request)
-        plainly(self, client, request)
+        plainly(self, request)
 
     topic = memory.topic()
 
@@ -420,7 +421,7 @@ def test_messages_that_come_one_by_one_are_asked_for_once(
                 following = asyncio.ensure_future(anext(messages))
                 await turn_until(lambda: feed.waits, "the iteration waits")
                 if number == 1:
-                    monkeypatch.setattr(Receiver, "ask", ask)
+                    monkeypatch.setattr(Feed, "_ask", ask)
                 memory.put(topic, 0, b"x")
                 assert (await following).offset == number
             assert asked == []
@@ -978,14 +979,11 @@ def test_a_signal_ends_the_iteration(memory: MemoryTestCluster) -> None:
 
 
 class Client:
-    """A data client that the test answers for."""
+    """What a data client gives: lists of chunks, or errors; then nothing."""
 
-    def __init__(self, *answers: list[Chunk] | Exception, waits: bool = False) -> None:
+    def __init__(self, *answers: list[Chunk] | Exception) -> None:
         self._answers = list(answers)
-        self.waits = waits
         self.wanted: list[int] = []
-        self.got: list[tuple[list[Chunk], Exception | None]] = []
-        self.called = threading.Event()
 
     def pull(self, timeout_s: float, max_messages: int) -> list[Chunk]:
         self.wanted.append(max_messages)
@@ -997,47 +995,45 @@ class Client:
             raise answer
         return answer
 
-    def answer(
-        self, request: Request, chunks: list[Chunk], error: Exception | None, following: Request | None = None
-    ) -> None:
-        self.got.append((chunks, error))
-        self.called.set()
 
-
-def test_an_error_of_one_data_client_reaches_its_consumer_alone() -> None:
-    receiver = Receiver()
+def test_an_error_of_a_data_client_reaches_its_consumer_which_goes_on() -> None:
     failed, chunk = ClusterError("refused"), Chunk(marshal_py.TopicPartition("t", 0), 1, [])
-    one, other, idle = Client(failed), Client([chunk]), Client()
-    for client in (one, other, idle):
-        receiver.ask(client, Request(10, float("inf")))
-    for client in (one, other):
-        assert client.called.wait(DEADLINE_S)
-    assert one.got == [([], failed)]
-    assert other.got == [([chunk], None)]
-    receiver.ask(one, Request(10, 0.0))
-    until(lambda: len(one.got) == 2, "an expired request is answered, too")
-    assert one.got[1] == ([], None)
-    assert idle.got == []
-    receiver.forget(idle)
-    receiver.close()
-    thread = receiver._thread
-    assert thread is not None
-    thread.join(DEADLINE_S)
-    assert not thread.is_alive()
-    receiver.ask(one, Request(10, 0.0))
+
+    async def main() -> None:
+        feed = Feed(asyncio.get_running_loop(), Client(failed, [chunk]).pull, lambda most: None)
+        with pytest.raises(ClusterError, match="refused"):
+            await feed.poll(Poll(DEADLINE_S, 10))
+        assert await feed.poll(Poll(DEADLINE_S, 10)) == [chunk]
+        assert await feed.poll(Poll(0.0, 10)) == [], "an expired request is answered, too"
+        waiting = asyncio.ensure_future(feed.poll(Poll(DEADLINE_S, 10)))
+        await turn_until(lambda: feed._wanted is not None and not feed._wanted.ahead, "it waits")
+        feed.close()
+        assert await waiting == [], "what is asked at the end is answered"
+        assert feed._receiver is not None
+        feed._receiver.join(DEADLINE_S)
+        assert not feed._receiver.is_alive()
+        assert await feed.poll(Poll(DEADLINE_S, 10)) == [], "nothing is polled for any more"
+
+    run(main())
 
 
-def test_for_a_consumer_that_waits_one_message_more_is_polled_for_and_for_no_other() -> None:
+@pytest.mark.parametrize(("wait_s", "wanted"), [(DEADLINE_S, [10, 1]), (0.0, [10])])
+def test_for_a_call_that_waits_one_message_more_is_polled_for_and_for_no_other(
+    wait_s: float, wanted: list[int]
+) -> None:
     chunk = Chunk(marshal_py.TopicPartition("t", 0), 1, [])
-    for waits, wanted in ((True, [10, 1]), (False, [10])):
-        receiver, client = Receiver(), Client([chunk], [chunk], [chunk], waits=waits)
-        receiver.ask(client, Request(10, float("inf")))
-        got, count = client.got, len(wanted)
-        until(lambda got=got, count=count: len(got) == count, "what was polled for has come")  # type: ignore[misc]
-        receiver.close()
-        assert receiver._thread is not None
-        receiver._thread.join(DEADLINE_S)
+
+    async def main() -> None:
+        client = Client([chunk], [chunk], [chunk])
+        feed = Feed(asyncio.get_running_loop(), client.pull, lambda most: None)
+        assert (await feed.poll(Poll(wait_s, 10)))[0] == chunk
+        await turn_until(lambda: client.wanted == wanted, "what was polled for has come")
+        feed.close()
+        assert feed._receiver is not None
+        feed._receiver.join(DEADLINE_S)
         assert client.wanted == wanted
+
+    run(main())
 
 
 # --- topics and groups
