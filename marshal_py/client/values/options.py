@@ -303,6 +303,28 @@ CALLABLES: Final = (
     "on_claim", "on_revoking", "on_lost", "on_activated", "on_deactivated", "key_deserializer", "value_deserializer",
 )  # fmt: skip
 
+# Options that are numbers: whole ones if their bounds are. With the default None an option may be None.
+NUMBERS: Final[dict[str, tuple[float, float, str]]] = {
+    "heartbeat_interval_s": (
+        *(INTERVAL_MS_MIN / 1000, INTERVAL_MS_MAX / 1000),
+        "shorter ones make traffic and false alarms, longer ones make slow take-overs",
+    ),
+    "handler_timeout_s": (1.0, 86_400.0, "a partition whose handler runs longer is handed to somebody else"),
+    "max_claims": (1, PARTITION_MAX + 1, "None means no limit"),
+    "priority": (0, PRIORITY_MAX, "lower ones come first"),
+    "min_pending": (1, PENDING_MAX, "so many messages make this consumer take part"),
+    "min_ack_pending": (1, PENDING_MAX, "so many messages make this consumer take part"),
+    "capacity": (1, 1_000_000, "a weight relative to the other members'"),
+    "max_acks_pending": (1, ACKS_PENDING_MAX, "of one partition; 1 keeps the order"),
+    "max_deliver": (1, MAX_DELIVER_MAX, "deliveries of one message; 5 is a good choice"),
+    "prefetch_bytes": (PREFETCH_BYTES_MIN, PREFETCH_BYTES_MAX, "of keys and values, buffered of all partitions"),
+}
+AT_LEAST_ONCE_ONLY: Final = {
+    "max_acks_pending": "messages are done before they are delivered, always in order",
+    "max_deliver": "nothing is delivered again",
+    "dead_letter_topic": "nothing is delivered again",
+}
+
 
 def _advice(name: str, known: Iterable[str]) -> str:
     if name == "client_id":
@@ -423,54 +445,19 @@ class ConsumerOptions:
             _one_of("group_config.delivery", self.group_config.delivery or self.delivery, (self.delivery,))
         if self.member is not None:
             check_id("member", self.member)
-        _within(
-            "heartbeat_interval_s",
-            self.heartbeat_interval_s,
-            INTERVAL_MS_MIN / 1000,
-            INTERVAL_MS_MAX / 1000,
-            "shorter ones make traffic and false alarms, longer ones make slow take-overs",
-        )
-        _within(
-            "handler_timeout_s",
-            self.handler_timeout_s,
-            1.0,
-            86_400.0,
-            "a partition whose handler runs longer is handed to somebody else",
-        )
+        for name, (least, most, reason) in NUMBERS.items():
+            given = getattr(self, name)
+            if given is not None or self.__dataclass_fields__[name].default is not None:
+                (_whole if isinstance(most, int) else _within)(name, given, least, most, reason)
         if self.hand_over_timeout_s is not None:
-            _within(
-                "hand_over_timeout_s",
-                self.hand_over_timeout_s,
-                0.0,
-                self.handler_timeout_s,
-                "a new member waits that long; handler_timeout_s ends a handler's wait anyway",
-            )
+            reason = "a new member waits that long; handler_timeout_s ends a handler's wait anyway"
+            _within("hand_over_timeout_s", self.hand_over_timeout_s, 0.0, self.handler_timeout_s, reason)
         if self.release_behind_s is not None:
-            _within(
-                "release_behind_s",
-                self.release_behind_s,
-                max(RELEASE_BEHIND_S_MIN, 2 * self.heartbeat_interval_s),
-                86_400.0,
-                "speeds over less than two heartbeat intervals are chance",
-            )
-        if self.max_claims is not None:
-            _whole("max_claims", self.max_claims, PARTITION_MAX + 1, "None means no limit")
+            least, reason = 2 * self.heartbeat_interval_s, "speeds over less than two heartbeat intervals are chance"
+            _within("release_behind_s", self.release_behind_s, max(RELEASE_BEHIND_S_MIN, least), 86_400.0, reason)
         if self.priority_group is not None:
             check_id("priority_group", self.priority_group)
-        _whole("priority", self.priority, PRIORITY_MAX, "lower ones come first", 0)
-        for name in ("min_pending", "min_ack_pending"):
-            if (given := getattr(self, name)) is not None:
-                _whole(name, given, PENDING_MAX, "so many messages make this consumer take part")
-        _whole("capacity", self.capacity, 1_000_000, "a weight relative to the other members'")
-        self._check_acks_pending()
-        self._check_dead_letters()
-        _whole(
-            "prefetch_bytes",
-            self.prefetch_bytes,
-            PREFETCH_BYTES_MAX,
-            "of keys and values, buffered of all partitions",
-            PREFETCH_BYTES_MIN,
-        )
+        self._check_redelivery()
 
     def _check_types(self) -> None:
         for name in CALLABLES:
@@ -484,29 +471,14 @@ class ConsumerOptions:
         if not isinstance(self.settings, Mapping) or not all(isinstance(name, str) for name in self.settings):
             raise InvalidOption("settings", self.settings, "a dict of librdkafka's settings by name")
 
-    def _check_acks_pending(self) -> None:
-        if self.max_acks_pending is None:
-            return
-        _whole("max_acks_pending", self.max_acks_pending, ACKS_PENDING_MAX, "of one partition; 1 keeps the order")
+    def _check_redelivery(self) -> None:
         if self.delivery == "at_most_once":
-            rule = "in an at-most-once group messages are done before they are delivered, always in order"
-            raise InvalidOption("max_acks_pending", self.max_acks_pending, rule)
-
-    def _check_dead_letters(self) -> None:
-        if self.max_deliver is None and self.dead_letter_topic is None:
-            return
-        if self.delivery == "at_most_once":
-            name = "max_deliver" if self.max_deliver is not None else "dead_letter_topic"
-            raise InvalidOption(name, getattr(self, name), "in an at-most-once group nothing is delivered again")
-        if self.max_deliver is not None:
-            _whole("max_deliver", self.max_deliver, MAX_DELIVER_MAX, "deliveries of one message; 5 is a good choice")
-            if self.dead_letter_topic is None:
-                raise InvalidOption(
-                    "max_deliver",
-                    self.max_deliver,
-                    "name a dead_letter_topic as well, or the messages would be lost; to drop them, look at "
-                    "message.delivery_count and call term()",
-                )
+            for name, why in AT_LEAST_ONCE_ONLY.items():
+                if (given := getattr(self, name)) is not None:
+                    raise InvalidOption(name, given, f"in an at-most-once group {why}")
+        if self.max_deliver is not None and self.dead_letter_topic is None:
+            rule = "name a dead_letter_topic as well, or the messages would be lost; to drop them, look at "
+            raise InvalidOption("max_deliver", self.max_deliver, rule + "message.delivery_count and call term()")
         if self.dead_letter_topic is not None:
             check_topics([self.dead_letter_topic])
 
@@ -600,7 +572,7 @@ def check_pattern(pattern: str, option: str = "topics") -> None:
 
 
 def check_retention(snapshot_every_records: int, history_kept_s: float, evidence_dir: str | None) -> RetentionPolicy:
-    _whole("snapshot_every_records", snapshot_every_records, 10_000_000, "a start folds that many at most")
+    _whole("snapshot_every_records", snapshot_every_records, 1, 10_000_000, "a start folds that many at most")
     _within("history_kept_s", history_kept_s, 0.0, 3_650 * 86_400.0, "younger records stay readable for people")
     if evidence_dir is not None and not os.path.isdir(evidence_dir):
         raise InvalidOption("evidence_dir", evidence_dir, "a folder that exists")
@@ -617,7 +589,7 @@ def _within(option: str, value: float, least: float, most: float, reason: str) -
         raise InvalidOption(option, value, f"a number from {least:g} to {most:g}: {reason}")
 
 
-def _whole(option: str, value: object, most: int, reason: str, least: int = 1) -> None:
+def _whole(option: str, value: object, least: float, most: float, reason: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidOption(option, value, f"a whole number from {least} to {most}: {reason}")
 
