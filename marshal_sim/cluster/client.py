@@ -14,7 +14,7 @@ from typing import Any, Final
 from marshal_py.client.connection import Context
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.driver.turn import LogMaintenance, Truncation, Turn
+from marshal_py.client.driver.loop import LogMaintenance, Truncation, Turn
 from marshal_py.client.membership import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.messages.answers import Delivered, Letter, LetterWriter
 from marshal_py.client.messages.message import Message

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from marshal_py.client.connection import Ask, Rest, TaskSteps, next_step
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.driver.turn import Turn
+from marshal_py.client.driver.loop import Turn
 from marshal_py.errors import ClusterUnreachable, CoordinationError, MarshalError
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.identity import TopicPartition

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from marshal_py.client.driver import loop, turn
+from marshal_py.client.driver import loop
 from marshal_py.client.values.options import RetentionPolicy
 from marshal_py.errors import (
     Diverged,
@@ -200,7 +200,7 @@ def test_a_snapshot_of_another_incarnation(memory: MemoryTestCluster, monkeypatc
 
 def test_a_wrong_snapshot_is_found_out(memory: MemoryTestCluster, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """N9: the older one folds to another state than the newer one holds: the reader fences."""
-    monkeypatch.setattr(turn, "CHECK_AFTER_MS", 100)
+    monkeypatch.setattr(loop, "CHECK_AFTER_MS", 100)
     topic = lived(memory, number)
     older = write_snapshot(memory, number)
 
@@ -224,7 +224,7 @@ def test_a_gap_that_only_a_second_look_meets(
     memory: MemoryTestCluster, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L8, N9: the log was compacted between the two newest snapshots; a start after them would not notice."""
-    monkeypatch.setattr(turn, "CHECK_AFTER_MS", 100)
+    monkeypatch.setattr(loop, "CHECK_AFTER_MS", 100)
     topic = lived(memory, number)
     older = write_snapshot(memory, number)
     newer = write_snapshot(memory, number)
@@ -289,8 +289,8 @@ def test_the_consumers_keep_their_log_short(memory: MemoryTestCluster, monkeypat
     """N8, N12: they write snapshots, confirm them, and delete what lies below two of them."""
     monkeypatch.setattr(duties, "STAGGER_RECORDS", 16)
     monkeypatch.setattr(duties, "RETRY_RECORDS", 64)
-    monkeypatch.setattr(turn, "TRUNCATE_EVERY_MS", 50)
-    monkeypatch.setattr(turn, "TRUNCATE_RECORDS_MIN", 16)
+    monkeypatch.setattr(loop, "TRUNCATE_EVERY_MS", 50)
+    monkeypatch.setattr(loop, "TRUNCATE_RECORDS_MIN", 16)
     topic = memory.topic(2)
     tp = TopicPartition(LOG, 1)
     options = {"snapshot_every_records": 64, "history_kept_s": 0.0}
@@ -321,8 +321,8 @@ def test_a_dead_group_does_not_stop_truncation(memory: MemoryTestCluster, monkey
     confirm snapshots and delete records again."""
     monkeypatch.setattr(duties, "STAGGER_RECORDS", 16)
     monkeypatch.setattr(duties, "RETRY_RECORDS", 64)
-    monkeypatch.setattr(turn, "TRUNCATE_EVERY_MS", 50)
-    monkeypatch.setattr(turn, "TRUNCATE_RECORDS_MIN", 16)
+    monkeypatch.setattr(loop, "TRUNCATE_EVERY_MS", 50)
+    monkeypatch.setattr(loop, "TRUNCATE_RECORDS_MIN", 16)
     topic, tp = lived(memory, 1), TopicPartition(LOG, 1)
     orphan = memory.broker.bounds(tp).end
     join = Join("killed", b"k" * 16, 1, 1_000, (topic,))
@@ -371,8 +371,8 @@ def test_alone_it_audits_itself(memory: MemoryTestCluster, number: int) -> None:
 
 def test_without_the_right_to_delete(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """N12: snapshots are written, deletion is left to an admin, one advisory says so."""
-    monkeypatch.setattr(turn, "TRUNCATE_EVERY_MS", 10)
-    monkeypatch.setattr(turn, "TRUNCATE_RECORDS_MIN", 16)
+    monkeypatch.setattr(loop, "TRUNCATE_EVERY_MS", 10)
+    monkeypatch.setattr(loop, "TRUNCATE_RECORDS_MIN", 16)
     memory.broker.may_delete = False
     topic = memory.topic()
     tp = TopicPartition(LOG, 1)
@@ -392,8 +392,8 @@ def test_without_the_right_to_delete(memory: MemoryTestCluster, monkeypatch: pyt
 
 def test_young_history_stays(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """N12: what is younger than the margin is not deleted, however many snapshots lie before it."""
-    monkeypatch.setattr(turn, "TRUNCATE_EVERY_MS", 10)
-    monkeypatch.setattr(turn, "TRUNCATE_RECORDS_MIN", 1)
+    monkeypatch.setattr(loop, "TRUNCATE_EVERY_MS", 10)
+    monkeypatch.setattr(loop, "TRUNCATE_RECORDS_MIN", 1)
     deleted: list[int] = []
     topic = memory.topic()
     monkeypatch.setattr(memory.broker, "delete_records", lambda tp, before: deleted.append(before))
@@ -418,8 +418,8 @@ def test_young_history_stays(memory: MemoryTestCluster, monkeypatch: pytest.Monk
 
 def test_a_recreated_topic_is_not_truncated(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """N12: the look before a deletion finds another topic, and ends the client before anything is lost."""
-    monkeypatch.setattr(turn, "TRUNCATE_EVERY_MS", 10)
-    monkeypatch.setattr(turn, "TRUNCATE_RECORDS_MIN", 1)
+    monkeypatch.setattr(loop, "TRUNCATE_EVERY_MS", 10)
+    monkeypatch.setattr(loop, "TRUNCATE_RECORDS_MIN", 1)
     monkeypatch.setattr(loop, "METADATA_S", 3_600.0)
     topic = memory.topic()
     with (

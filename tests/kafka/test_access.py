@@ -23,7 +23,7 @@ from typer.testing import Result
 import marshal_py
 from marshal_py.admin import examination
 from marshal_py.admin.group import Group
-from marshal_py.client.driver import consumer_driver, turn
+from marshal_py.client.driver import consumer_driver, loop
 from marshal_py.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -344,8 +344,8 @@ def test_a_client_that_may_not_delete_leaves_truncation_to_an_admin(
     new_user: Callable[[], User], guarded: GuardedCluster, orders: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N12: a consumer with minimal rights writes snapshots; Kafka refuses its deletion; one advisory reports that."""
-    monkeypatch.setattr(turn, "TRUNCATE_EVERY_MS", 50)
-    monkeypatch.setattr(turn, "TRUNCATE_RECORDS_MIN", 16)
+    monkeypatch.setattr(loop, "TRUNCATE_EVERY_MS", 50)
+    monkeypatch.setattr(loop, "TRUNCATE_RECORDS_MIN", 16)
     monkeypatch.setattr(duties, "STAGGER_RECORDS", 16)
     user = new_user().may(*examination.rights_of(examination.CONSUMER, "__marshal", [group], [orders]))
     admin_user = new_user().may(*examination.rights_of(examination.ADMIN, "__marshal", [group], [orders]))

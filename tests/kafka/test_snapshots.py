@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 import marshal_py
-from marshal_py.client.driver import turn
+from marshal_py.client.driver import loop
 from marshal_py.errors import HistoryRestarted, HistoryTruncated
 from marshal_py.protocol import duties
 from marshal_py.protocol.fold.snapshot import CHUNK_BYTES
@@ -90,9 +90,9 @@ def test_a_running_group_keeps_its_log_short(
     """N8, N9, N12: records are deleted while the group runs, it continues, and later readers begin at a snapshot."""
     monkeypatch.setattr(duties, "STAGGER_RECORDS", 64)
     monkeypatch.setattr(duties, "RETRY_RECORDS", 256)
-    monkeypatch.setattr(turn, "TRUNCATE_EVERY_MS", 200)
-    monkeypatch.setattr(turn, "TRUNCATE_RECORDS_MIN", 16)
-    monkeypatch.setattr(turn, "CHECK_AFTER_MS", 0)
+    monkeypatch.setattr(loop, "TRUNCATE_EVERY_MS", 200)
+    monkeypatch.setattr(loop, "TRUNCATE_RECORDS_MIN", 16)
+    monkeypatch.setattr(loop, "CHECK_AFTER_MS", 0)
     data = topic(2)
     options = {"snapshot_every_records": 256, "history_kept_s": 0.0}
     with (

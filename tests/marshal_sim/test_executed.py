@@ -34,7 +34,6 @@ NOT_EXECUTED = {
     "async_consumer.py": LOOP,
     "consumer.py": THREADS,
     "driver/last_wills.py": "another process that a socket watches",
-    "driver/loop.py": THREADS,
     "event_loop.py": LOOP,
     "marshal.py": OPENS,
     "metrics.py": "figures for people, and a server of them",

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("consumer_driver", "last_wills", "loop", "turn")
+DOORS: Final = ("consumer_driver", "last_wills", "loop")
