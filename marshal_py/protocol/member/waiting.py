@@ -126,7 +126,7 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
     found += _silent(group, facts.silent)
     found += _not_read(group)
     found += (
-        Standstill("conditions", f"no partition of {topic!r} has an owner: {why.cause}", why.advice, topic)
+        why._replace(text=f"no partition of {topic!r} has an owner: {why.text}")
         for topic, why in _conditioned(group).items()
     )
     found += _partitioned(group)
@@ -339,34 +339,25 @@ def _partitions(topic: str, numbers: Iterable[int]) -> str:
     return f"{count} partitions of {topic!r} ({first_of([str(number) for number in found], 2 * NAMED_MAX)})"
 
 
-class Unserved(NamedTuple):
-    """Says why nobody owns the partitions of a topic (`cause`), and how somebody can (`advice`)."""
-
-    cause: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"{self.cause}; {self.advice}"
-
-
-def unserved(group: Group) -> dict[str, Unserved]:
-    """Returns the topics that nobody is given, as far as the log shows."""
+def unserved(group: Group) -> dict[str, Standstill]:
+    """Returns the topics that nobody is given, as far as the log shows, each with why."""
     why = _unpinned(group)
     return _conditioned(group) if why is None else dict.fromkeys(group.topics, why)
 
 
-def _unpinned(group: Group) -> Unserved | None:
+def _unpinned(group: Group) -> Standstill | None:
     """Returns why no consumer of a group with the policy pinned is pinned, although some are there."""
     pinning = policy_of(group.config).pins and not group.paused
     if not pinning or not group.sessions or policy.owner_of(group, PIN) != NONE:
         return None
     if all(policy.idle(group, session) for session in group.sessions):
         why = f"no consumer is pinned: none has asked for a message for {policy.timeout_ms(group) / 1000:g} s"
-        return Unserved(why, "look at their programs; the first that asks is pinned")
-    return Unserved("no consumer is pinned", f"the first in line claims it: marshal state {group.name} --settings")
+        return Standstill("unowned", why, "look at their programs; the first that asks is pinned")
+    way = f"the first in line claims it: marshal state {group.name} --settings"
+    return Standstill("unowned", "no consumer is pinned", way)
 
 
-def _conditioned(group: Group) -> dict[str, Unserved]:
+def _conditioned(group: Group) -> dict[str, Standstill]:
     """Returns the topics that nobody is given because all their consumers wait for conditions (A12). By what the log
     shows: who owns a partition, or has fetched one ahead, is given some."""
     config = group.config
@@ -387,11 +378,13 @@ def _conditioned(group: Group) -> dict[str, Unserved]:
             f"{config.failover_ms / 1000:g} s"
         )
     return {
-        topic: Unserved(
+        topic: Standstill(
+            "conditions",
             f"under the policy {config.policy} nobody may own them: all consumers have conditions, and none is "
             "met as far as the log shows: "
             f"{first_of((f'{join.client_id} ({_conditions(join)})' for join in joins), NAMED_MAX)}",
             advice,
+            topic,
         )
         for topic, joins in sorted(waiting.items())
         if topic in group.topics and topic not in served
