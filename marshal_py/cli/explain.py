@@ -27,6 +27,7 @@ from marshal_py.transport.option_names import suggestion
 from marshal_py.transport.ports import LogRecord
 
 EXAMPLE: Final = output.example("marshal explain billing orders:0 --json")
+LAST_HOUR: Final = "-1h"  # of what changed in a group, if nobody says since when
 
 
 class Consumer(Struct, frozen=True):
@@ -122,7 +123,7 @@ def explain(
     partition: Annotated[
         str | None,
         typer.Argument(
-            metavar="TOPIC:PARTITION", help="Which partition; without it, with --since: what changed in the group."
+            metavar="TOPIC:PARTITION", help="Which partition; without it: what changed in the group in the last hour."
         ),
     ] = None,
     at: Annotated[str | None, typer.Option("--at", metavar="TIME|OFFSET", help="As of then; now if left out.")] = None,
@@ -168,13 +169,15 @@ def _show(
     options: ReadTableOptions, group: str, partition: str | None, at: str | None, since: str | None, count: int
 ) -> None:
     cut = Cut() if at is None else _cut(at, options.now_ms)
+    if partition is None and since is None:
+        if at is not None:
+            raise typer.BadParameter("name TOPIC:PARTITION; or --since, for what changed in the group up to --at")
+        since = LAST_HOUR
     begin = cut if since is None else Cut(0) if since == EARLIEST else _cut(since, options.now_ms)
     if partition is not None:
         _explain(options, group, partition, cut, begin, count)
-    elif since is not None:
-        _diff(options, group, begin, cut)
     else:
-        raise typer.BadParameter("name TOPIC:PARTITION; or --since, for what changed in the group")
+        _diff(options, group, begin, cut)
 
 
 def sentences(options: ReadOptions, group: str, tp: TopicPartition, at_ms: int | None) -> list[str]:
@@ -314,17 +317,8 @@ def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord
             f"{kept['incarnation']}; this history does not reach there"
         )
     if as_json:
-        output.print_json(
-            Divergence(
-                group=group,
-                at_offset=at_offset,
-                first_difference=kept["first_difference"],
-                client_id=kept["client_id"],
-                reason=kept["reason"],
-                left_out=kept["left_out"],
-                differences=list(found),
-            )
-        )
+        told = {name: kept[name] for name in ("at_offset", "first_difference", "client_id", "reason", "left_out")}
+        output.print_json(Divergence(group=group, differences=list(found), **told))
         return
     print(
         f"{kept['client_id']} in group {group!r} after offset {at_offset}, first different at offset "

@@ -30,6 +30,7 @@ from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.waiting import unserved
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import (
+    EVICT_INTERVALS,
     MODE_NAMES,
     ClaimingMessages,
     ClaimingPartition,
@@ -475,7 +476,7 @@ class Difference(NamedTuple):
     partitions: dict[TopicPartition, tuple[Standing, Standing]]
     settings: dict[str, tuple[Any, Any]]
     records: dict[str, int]  # "Heartbeat accepted" -> how many
-    notable: list[Line]  # sessions that begin and end, pauses, moves, step-downs, parking, settings and topic changes
+    notable: list[Line]  # sessions, pauses, moves, step-downs, parking, settings, topics; the first after a silence
 
 
 class _Snapshot(NamedTuple):
@@ -492,6 +493,7 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
     counts: dict[str, int] = {}
     notable: list[Line] = []
     clients: dict[int, str] = {}
+    last_ms = 0  # the group's last record, while it has consumers; else 0
     for record in records:
         if first is None and a.excludes(record):
             first = _snapshot(world, name)
@@ -501,16 +503,21 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
                 raise InvalidOption("b", b, f"a cut at {a} or after it")
             break
         verdict = rationalizer.apply(world, record.offset, record.value)
-        if first is None or verdict.group != name:
+        if verdict.group != name:
+            continue
+        group = world.groups.get(name)
+        quiet = _quiet(group, record.timestamp_ms - last_ms) if last_ms else ""
+        last_ms = record.timestamp_ms if group is not None and group.sessions else 0
+        if first is None:
             continue
         kind = type(verdict.record).__name__ if verdict.record is not None else "unreadable"
         key = f"{kind} {verdict.outcome.name.lower()}"
         counts[key] = counts.get(key, 0) + 1
         _note_client(clients, verdict)
-        if isinstance(verdict.record, NOTABLE) or (
-            verdict.accepted and isinstance(verdict.record, ReleasingPartition) and verdict.record.parked
-        ):
-            notable.append(Line(record.offset, record.timestamp_ms, describe(verdict, clients), as_dict(verdict)))
+        parks = verdict.accepted and isinstance(verdict.record, ReleasingPartition) and verdict.record.parked
+        if quiet or parks or isinstance(verdict.record, NOTABLE):
+            text = f"{quiet}{describe(verdict, clients)}"
+            notable.append(Line(record.offset, record.timestamp_ms, text, as_dict(verdict)))
     last = _snapshot(world, name)
     first = first or last
     tps = sorted(first.standings.keys() | last.standings.keys())
@@ -528,6 +535,14 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
         records=dict(sorted(counts.items())),
         notable=notable,
     )
+
+
+def _quiet(group: Group | None, quiet_ms: int) -> str:
+    """Returns that nothing was written for so long that members evict who is silent, or ""."""
+    intervals = [] if group is None else [session.join.interval_ms for session in group.sessions.values()]
+    if quiet_ms <= EVICT_INTERVALS * max(intervals, default=quiet_ms):
+        return ""
+    return f"after {quiet_ms / 1000:.0f} s in which no consumer wrote (the cluster took nothing, or all were gone): "
 
 
 def _snapshot(world: World, name: str) -> _Snapshot:

@@ -141,7 +141,10 @@ def test_what_a_broken_consumer_held_is_compared_with_the_log(billing: str, dump
     assert none.exit_code == 1
     assert "Diverged" in none.stderr
     assert Shell("").run("explain", billing, "--at", "3", *where).exit_code == 2
-    assert Shell("").run("explain", billing, "--dump", str(dumped)).exit_code == 2
+    assert Shell("").run("explain", billing, "--dump", str(dumped), "--at", "3").exit_code == 2
+    hour = Shell("").run("explain", billing, "--dump", str(dumped), "--since", "-1h").stdout
+    assert hour.startswith(f"group '{billing}' from offset ")
+    assert Shell("").run("explain", billing, "--dump", str(dumped)).stdout == hour
     kept_later = json.loads(Path(kept).read_text(encoding="utf-8"))
     later = tmp_path / "later.json"
     later.write_text(json.dumps({**kept_later, "at_offset": world.next_offset + 9}), encoding="utf-8")

@@ -115,6 +115,16 @@ def test_one_group() -> None:
     assert shown(Screen(view="group", group="gone"), world())[1] == "group 'gone' is gone"
 
 
+@pytest.mark.parametrize("view", ["groups", "group"])
+def test_the_way_out_is_shown_where_there_is_room(view: str) -> None:
+    """It stands behind the cause, and a terminal of 80 columns has few of either in four lines."""
+    parked = rows(health("ship", level="fail", notices=("a long cause, " * 40 + "the way out",)))
+    assert "the way out" in " ".join(shown(Screen(view=view, group="ship"), parked))
+    crowd = rows(*parked.groups, *(health(f"track-{number}") for number in range(30)))
+    if view == "groups":
+        assert "the way out" not in " ".join(shown(Screen(), crowd))
+
+
 @pytest.mark.parametrize("size", [SMALL, LARGE, Size(20, 5), Size(300, 12)])
 def test_many_groups_and_partitions_fit_into_any_terminal(size: Size) -> None:
     """What is under the cursor is in the picture."""

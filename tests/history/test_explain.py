@@ -166,6 +166,27 @@ def test_a_difference(book: DifferentialLog) -> None:
     assert found.notable[-1].text.startswith("d joins, at least once, for ")
 
 
+@pytest.mark.parametrize(("stands_s", "told"), [(1, 0), (20, 1)])
+def test_a_time_in_which_no_consumer_could_write_is_part_of_the_difference(stands_s: int, told: int) -> None:
+    """Nobody was evicted, and no partition moved: else nothing tells of a cluster that took no records. Two intervals
+    are no news, nor is a group without consumers."""
+    book = DifferentialLog()
+    session, epoch = book.owner()
+    for number in range(6):
+        book.must(Heartbeat(session, number, (ClaimState(epoch, 101),)))
+    book.must(Leave(session, "bye"))
+    book.join("d")
+    gap_at = book.last - 4
+    stood = [
+        each._replace(timestamp_ms=each.timestamp_ms + 1_000 * stands_s * (each.offset > gap_at)) for each in raw(book)
+    ]
+    empty = [each._replace(timestamp_ms=each.timestamp_ms + 90_000 * (each.offset == book.last)) for each in stood]
+    found = diff(World(), empty, GROUP, Cut(4), Cut())
+    words = [line.text for line in found.notable if "in which no consumer wrote" in line.text]
+    assert len(words) == told
+    assert all(text.startswith(f"after {stands_s + 1} s in which") for text in words)
+
+
 def test_a_difference_of_settings(book: DifferentialLog) -> None:
     pause = next(line.offset for line in story(book).lines if line.verdict["type"] == "ReleaseGroup")
     assert change(book, Cut(pause - 1), Cut(pause)).settings == {"paused": (False, True)}

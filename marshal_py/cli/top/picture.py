@@ -338,7 +338,7 @@ OLDEST  age of the oldest message that is not finished
 READ/S  how fast positions move, over a minute; AGAIN/S: delivered once more
 A cell of the grid is a partition with the letter of its owner, - for nobody, or
 # for parked; ! if its owner is silent, or a message has waited for a minute."""
-WHY_LINES: Final = 4  # of what is wrong with a group
+WHY_LINES: Final = 4  # of what is wrong with a group, at least
 WHY_LEAST: Final = 20  # columns that such a text needs beside the figures
 OLD_S: Final = 60.0  # so old is an oldest unfinished message with a mark
 
@@ -497,7 +497,7 @@ def _groups(screen: Screen, rows: Rows, size: Size) -> list[Text]:
     for one in columns:
         head.append(f" {one.name:>{one.width}}")
     head.append(f"  {'WHY':<{left_over - width - 2}}" if left_over > width else "")
-    told = [] if at is None else wrapped([why(at)], size)[:WHY_LINES]
+    told = [] if at is None else _told(at, size, size.lines - 3 - len(shown))
     room = max(1, size.lines - 3 - len(told))
     found = [
         _group_line(row, columns, width, left_over - width - 2, row is at)
@@ -506,6 +506,11 @@ def _groups(screen: Screen, rows: Rows, size: Size) -> list[Text]:
     if at is None:
         found = [Text(f"no group has {printable(screen.wanted)!r} in its name" if screen.wanted else "no group")]
     return [head, *found, *(Text() for _ in range(room - len(found))), *map(Text, told)]
+
+
+def _told(row: GroupTrend, size: Size, free: int) -> list[str]:
+    """Returns what is wrong with a group: of the way out, which stands last, as much as `free` lines hold."""
+    return wrapped([why(row)], size)[: max(WHY_LINES, free)]
 
 
 def _group_line(row: GroupTrend, columns: Sequence[Column], width: int, room: int, chosen: bool) -> Text:
@@ -538,11 +543,12 @@ def _group(screen: Screen, rows: Rows, size: Size) -> list[Text]:
             f"{count(group.redelivered_per_second)}/s, dead {count(group.dead_letters_per_second)}/s"
         )
     )
-    body += (Text(line, style=LEVEL_STYLES[group.level]) for line in wrapped([why(group)], size)[:WHY_LINES])
     marks = {one.session: (number, one.state == "stale") for number, one in enumerate(rows.members)}
-    body += _members(rows.members, marks, at, size)
+    there = _members(rows.members, marks, at, size)
     cells = partitions(screen, rows)
     found, chosen_line = _grid(lines(cells, size), at, marks, cell_width(cells))
+    told = _told(group, size, size.lines - 3 - len(body) - len(there) - len(found))
+    body += [*(Text(line, style=LEVEL_STYLES[group.level]) for line in told), *there]
     room = max(1, size.lines - 3 - len(body))
     body += window(found, chosen_line, room)
     body += (Text() for _ in range(size.lines - 3 - len(body)))
