@@ -124,7 +124,7 @@ class Query(Client):
 
     def start(self, _: None = None) -> None:
         super().start()
-        self.environment.evidence.queries.add(self.number)
+        self.environment.evidence.queries[self.number] = self.options.client_id
         replays = len(self.checkpoint.ends) > self.checkpoint.commits
         self._ask(self._partitions if replays else self._latest_offset)
 
@@ -210,7 +210,7 @@ class Query(Client):
         self.checkpoint.unacked = []
         for delivery in unacked:
             if positions.get(TopicPartition(delivery.topic, delivery.partition), 0) > delivery.offset:
-                delivery.end_ms = self.environment.now_ms
+                delivery.finish(self.environment.now_ms)
             else:
                 self.checkpoint.unacked.append(delivery)
 

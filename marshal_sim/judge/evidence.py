@@ -338,7 +338,8 @@ class Evidence:
     kept: dict[Client, float] = field(default_factory=dict)  # by client: when it last kept its will, if that is known
     letters: list[DeadLetter] = field(default_factory=list)
     deliveries_max: int | None = None  # with a dead-letter topic: no message gets a delivery of a higher number
-    queries: set[Client] = field(default_factory=set)  # streaming queries: they may ack what an earlier claim did
+    # By client that is a streaming query: its checkpoint. A query may ack what it did under an earlier claim.
+    queries: dict[Client, Hashable] = field(default_factory=dict)
     confirmations: list[Confirmation] = field(default_factory=list)
     seeks: list[Seek] = field(default_factory=list)
     user_pauses: list[UserPause] = field(default_factory=list)

@@ -198,7 +198,9 @@ def _in_time(history: History, begun: list[Delivery], old: ClaimSpan) -> list[De
     """Returns `begun` without the messages whose handlers took longer than a hand-over waits for them (A3)."""
     wait_ms = history.evidence.hand_over_intervals * history.sessions[old.key[0], old.session].interval_ms
     over_ms = old.released_by[1] - wait_ms + wait_ms * history.slack.drift_ppm // 1_000_000 + history.slack.wait_ms
-    done = [d for d in begun if d.again_ms < 0]  # what was given back is the next owner's (D14)
+    queries = history.evidence.queries
+    # What was given back is the next owner's (D14), and so is what a query's sink has before Spark's commit is known.
+    done = [d for d in begun if d.again_ms < 0 and (d.ack_ms >= 0 or d.client not in queries)]
     return [d for d in done if 0 <= d.end_ms <= old.released_by[1] or d.gate_ms > over_ms]
 
 
@@ -237,9 +239,14 @@ def _told(
 
 
 def _told_later(history: History, begun: Delivery, offset: int) -> bool:
-    """Returns True if `begun.client` is a streaming query that acked this message under one of its earlier claims."""
-    return begun.client in history.evidence.queries and any(
-        d.offset == offset and d.key == begun.key and 0 <= d.end_ms <= begun.begin_ms for d in history.deliveries
+    """Returns True if `begun.client` is a streaming query, which finished this message under an earlier claim."""
+    checkpoints = history.evidence.queries
+    return begun.client in checkpoints and any(
+        d.offset == offset
+        and d.key == begun.key
+        and checkpoints.get(d.client) == checkpoints[begun.client]
+        and 0 <= d.end_ms <= begun.begin_ms
+        for d in history.deliveries
     )
 
 

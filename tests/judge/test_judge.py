@@ -181,6 +181,31 @@ def test_clean_runs_have_no_violation() -> None:
     assert alo().builder.judge().counters["redelivered"] == 2
 
 
+def test_what_a_query_has_finished_and_nobody_acked_may_come_again_after_a_hand_over() -> None:
+    run = alo()
+    a_message_comes_again_after_a_hand_over(run)
+    first = delivery(run, "c", 0, 12)
+    run.builder.evidence.lives["c"].checkpoint = "folder"
+    assert run.builder.invariants() == {"S9"}  # its ack had returned
+    first.ack_ns = NEVER
+    assert run.builder.invariants() == set()
+    run.builder.evidence.lives["c"].checkpoint = ""
+    assert run.builder.invariants() == {"S9"}
+
+
+def test_the_next_run_of_a_query_skips_what_the_one_before_finished() -> None:
+    run = alo()
+    an_heir_begins_too_late(run)
+    again = delivery(run, "a", 0, 6)
+    again.end_ns = 690 * MS
+    assert run.builder.invariants() == {"S10"}
+    for client, checkpoint in (("a", "one"), ("b", "two")):
+        run.builder.evidence.lives[client].checkpoint = checkpoint
+    assert run.builder.invariants() == {"S10"}
+    run.builder.evidence.lives["b"].checkpoint = "one"
+    assert run.builder.invariants() == set()
+
+
 def test_a_run_without_enough_take_overs_or_deliveries_is_void() -> None:
     evidence = alo().builder.evidence
     assert "take-overs" in judge(evidence).void

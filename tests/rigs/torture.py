@@ -37,14 +37,14 @@ from marshal_sim.oracle.wire import parse_envelope
 from tests.rigs.links import KINDS, Link, Links
 from tests.rigs.shim import Shim
 from tests.support.brokers import JvmNodes, free_ports
-from tests.support.process_scenario import ProcessScenario
+from tests.support.process_scenario import QUERY_WORKER, WORKER, ProcessScenario
 from tests.support.soak import ROOT, add, load, save
 
 NODES: Final = 3
 PARTITIONS: Final = 12
 WORKERS, WORKERS_MAX = 4, 7
 PER_SECOND: Final = 300  # messages of the producer
-SETTLE_S: Final = 180.0
+SETTLE_S: Final = 180.0  # also for the start of a JVM on a busy machine
 INTERVAL_S: Final = 1.0
 FAULTS: Final = (
     *("kill", "freeze", "term", "join", "clock", "late", "link"),
@@ -68,11 +68,13 @@ def type_of(value: bytes) -> int:
 
 
 class Row(NamedTuple):
-    """One configuration. `worker`: settings of tests/support/worker.py."""
+    """One configuration. `worker`: settings of tests/support/worker.py. `queries`: so many streaming queries
+    (query_worker.py) are members, too."""
 
     name: str
     delivery: str
     worker: dict[str, Any]
+    queries: int = 0
 
 
 ROWS: Final = (
@@ -85,6 +87,7 @@ ROWS: Final = (
     Row("at least once, hanging", "at_least_once", HANGING),
     Row("at most once, slow", "at_most_once", SLOW),
     Row("at least once, process", "at_least_once", {"style": "process"}),
+    Row("at least once, Spark", "at_least_once", {}, queries=2),
 )
 
 
@@ -120,6 +123,7 @@ class Torture:
         self._chance = random.Random(f"{seed}/{row.name}")
         self._faults = faults
         self._brokers, self._folder = brokers, folder
+        self._queries = [f"q{number}" for number in range(1, row.queries + 1)]
         self._number = 0
         self._began = time.monotonic()
         self._down: int | None = None  # the broker that is killed or frozen: two of three must stay in sync
@@ -129,7 +133,12 @@ class Torture:
         if limit_s is not None:  # a hand-over waits no longer for a handler
             run.evidence.hand_over_intervals = int(limit_s / INTERVAL_S)
         run.produce(per_second=PER_SECOND)
-        self._names = run.start_workers(WORKERS, bootstrap=self._brokers.through)
+        for name in self._queries:
+            run.start_worker(name, QUERY_WORKER, bootstrap=self._brokers.through)
+        self._names = run.start_workers(WORKERS - self.row.queries, bootstrap=self._brokers.through)
+        for name in self._queries:
+            run.await_joined(name, SETTLE_S)
+        self._names += self._queries
         run.wait(lambda: run.all_owned(PARTITIONS), "every partition has an owner")
         run.await_begun(100)
         self._began = time.monotonic()
@@ -143,6 +152,8 @@ class Torture:
                     healing.enter_context(self._step(run, kind))
                 self._rest(self._chance.uniform(0.3, 6.0))
             run.scan()
+            for name in self._queries:  # one may have ended with an error, such as PartitionsUnread
+                self._again(run, name)
             self._rest(self._chance.expovariate(1 / 2.0))
         self._mend(run)
         # A witness ends the sessions of who is killed, so nobody needs to be evicted.
@@ -184,7 +195,8 @@ class Torture:
 
     def _start(self, run: ProcessScenario, name: str) -> None:
         self._tell("start", name)
-        run.start_worker(name, bootstrap=self._brokers.through)
+        module = QUERY_WORKER if name in self._queries else WORKER
+        run.start_worker(name, module, bootstrap=self._brokers.through)
 
     def _kill(self, run: ProcessScenario) -> Callable[[], None]:
         if (name := self._victim(run)) is None:
@@ -219,6 +231,8 @@ class Torture:
     def _clock(self, run: ProcessScenario) -> Callable[[], None]:
         if (name := self._victim(run)) is None or run.evidence.lives.get(run.processes[name].client) is None:
             return lambda: None  # it may not listen to the signal yet
+        if name in self._queries:
+            return lambda: None  # its member is in another process, which does not listen
         self._tell("clock", run.processes[name].client)
         os.kill(run.processes[name].popen.pid, signal.SIGUSR1)
         return lambda: None
@@ -309,7 +323,7 @@ class Torture:
         for name in self._names:
             self._again(run, name)
         for name in self._names:
-            run.await_joined(name)
+            run.await_joined(name, SETTLE_S)
 
 
 def options_of(arguments: list[str]) -> argparse.Namespace:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from tests.spark.kafka_topic import KafkaTopic
 from tests.support.client_fixtures import until
+from tests.support.descendants import descendants
 from tests.support.journal import Tail
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,16 +94,3 @@ class Job:
                     continue  # it ended together with its parent
             self.process.wait(DEADLINE_S)
         self.said("ended")
-
-
-def descendants(pid: int) -> list[int]:
-    """The process ids of all children, and theirs."""
-    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    children: dict[int, list[int]] = {}
-    for line in table.splitlines():
-        child, parent = map(int, line.split())
-        children.setdefault(parent, []).append(child)
-    found, wave = list[int](), [pid]
-    while wave := [child for parent in wave for child in children.get(parent, [])]:
-        found += wave
-    return found

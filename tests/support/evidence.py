@@ -79,6 +79,7 @@ class Life:
     exit_code: int | None = None  # None while it runs; negative for a signal, as in subprocess
     end_ns: int = NEVER
     lanes: int = 0  # how many handlers work at once, if it handles messages by `process`
+    checkpoint: str = ""  # of a streaming query; processes with the same one are runs of one query
 
 
 @dataclass
@@ -118,6 +119,7 @@ class JournalReader:
                     line["delivery"],
                     line["ns"],
                     lanes=line.get("lanes", 0),
+                    checkpoint=line.get("checkpoint", ""),
                 )
                 if line["client"]:
                     self.evidence.lives[line["client"]] = life

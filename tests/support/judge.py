@@ -157,9 +157,10 @@ def _log(evidence: Evidence, number: int, root: bytes, count: int) -> neutral.Ev
         ],
         gone_ms=min(gone_ns) / NS if gone_ns else -1,
         settled=evidence.settled.get(number),
-        acted_to={life.client: -1 for life in lives if life.exit_code != CLEAN},
+        acted_to={life.client: -1 for life in lives if life.exit_code != CLEAN or life.checkpoint},
         lanes={life.client: lambda *place: evidence.keys.get(place) for life in lives if life.lanes},
         workers={life.client: life.lanes for life in lives if life.lanes},
+        queries={life.client: life.checkpoint for life in lives if life.checkpoint},
     )
     if evidence.hand_over_intervals is not None:
         found.hand_over_intervals = evidence.hand_over_intervals
@@ -242,7 +243,8 @@ def demands_of(evidence: Evidence, history: History) -> Demands:
         settled_ms=settled_ms,
         pauses=tuple((group, 0.0) for group in log.groups),
         absences=tuple(_absences(evidence, history)),
-        watched=frozenset(evidence.lives),
+        # The beats of a query are its driver's, and its member is another process.
+        watched=frozenset(life.client for life in evidence.lives.values() if not life.checkpoint),
         herd=max([1, *members]),
         herds_since_ms=0,
     )

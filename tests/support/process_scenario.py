@@ -7,6 +7,7 @@ a deadline.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -22,6 +23,7 @@ from typing import Any, Self
 
 from marshal_sim.oracle.state import Group
 from tests.support.brokers import wait_until
+from tests.support.descendants import descendants
 from tests.support.evidence import NEVER, Evidence, Fault, JournalReader
 from tests.support.journal import Tail
 from tests.support.judge import Judgement, judge
@@ -31,20 +33,34 @@ ROOT = Path(__file__).parents[2]
 DEADLINE_S = 90.0  # for anything that must happen at all; a machine with other work needs a multiple of the usual time
 GONE_S = 60.0  # for the end of a process that was signalled
 LOG_TAIL = 1_500  # characters of a process's output in a failure's message
+WORKER, QUERY_WORKER = "tests.support.worker", "tests.support.query_worker"
+WHOLE = frozenset({QUERY_WORKER})  # modules whose processes start others that belong to them
 
 MakeScenario = Callable[..., "ProcessScenario"]
 
 
 class ScenarioProcess:
-    """One process. `client` is the client id that it joins with."""
+    """One process. `client` is the client id that it joins with. `whole`: its descendants are killed and stopped with
+    it."""
 
-    def __init__(self, name: str, popen: subprocess.Popen[bytes], tail: Tail, output: Path) -> None:
-        self.name, self.popen, self.tail, self.output = name, popen, tail, output
+    def __init__(
+        self, name: str, popen: subprocess.Popen[bytes], tail: Tail, output: Path, whole: bool = False
+    ) -> None:
+        self.name, self.popen, self.tail, self.output, self.whole = name, popen, tail, output, whole
         self.client = f"{name}-{popen.pid}"
 
     @property
     def running(self) -> bool:
         return self.popen.poll() is None
+
+    def signal(self, number: int) -> None:
+        """Does nothing if it has ended."""
+        if not self.running:
+            return
+        others = descendants(self.popen.pid) if self.whole and number != signal.SIGTERM else []
+        for pid in [self.popen.pid, *others]:
+            with contextlib.suppress(ProcessLookupError):  # a descendant may end with its parent
+                os.kill(pid, number)
 
 
 class ProcessScenario:
@@ -82,8 +98,7 @@ class ProcessScenario:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for process in self.processes.values():
-            if process.running:
-                os.kill(process.popen.pid, signal.SIGKILL)
+            process.signal(signal.SIGKILL)
             process.popen.wait(GONE_S)
         self.recorder.close()
 
@@ -104,10 +119,10 @@ class ProcessScenario:
                 stderr=subprocess.STDOUT,
             )
         self.record_fault("start", f"{name}-{popen.pid}")
-        process = self.processes[name] = ScenarioProcess(name, popen, Tail(path), output)
+        process = self.processes[name] = ScenarioProcess(name, popen, Tail(path), output, module in WHOLE)
         return process
 
-    def start_worker(self, name: str, module: str = "tests.support.worker", **settings: Any) -> ScenarioProcess:
+    def start_worker(self, name: str, module: str = WORKER, **settings: Any) -> ScenarioProcess:
         """Starts a worker and returns at once. `settings` are those of tests/support/worker.py."""
         if name in self.processes:
             self._free_name(name)
@@ -155,8 +170,7 @@ class ProcessScenario:
     def _signal(self, name: str, kind: str, number: int) -> None:
         process = self.processes[name]
         self.record_fault(kind, process.client)
-        if process.running:
-            os.kill(process.popen.pid, number)
+        process.signal(number)
 
     def record_fault(self, kind: str, who: str = "") -> None:
         """Records a fault that is about to happen. `who` is the client id or the broker."""
@@ -220,14 +234,14 @@ class ProcessScenario:
         """The group as the oracle folds the log."""
         return self.recorder.group(self.group)
 
-    def await_joined(self, name: str) -> None:
+    def await_joined(self, name: str, deadline_s: float = DEADLINE_S) -> None:
         client = self.processes[name].client
 
         def joined() -> bool:
             life = self.evidence.lives.get(client)
             return not self.processes[name].running or (life is not None and life.joined_ns < NEVER)
 
-        self.wait(joined, f"{name} has joined")
+        self.wait(joined, f"{name} has joined", deadline_s)
         if not self.processes[name].running:
             raise AssertionError(f"{name} did not join\n{self.describe()}")
 

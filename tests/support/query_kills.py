@@ -32,8 +32,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import marshal_py
 from marshal_py.errors import ClaimLost, WriteFenced
 from marshal_py.spark import local_session, write_batch
-from tests.spark.job import descendants
 from tests.spark.targets import KINDS, Target, quietly
+from tests.support.descendants import descendants
 from tests.support.kafka import start_cluster
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -33,7 +33,7 @@ from confluent_kafka.cimpl import NewTopic
 
 import marshal_py
 from marshal_py.spark import Database, DeltaOutput, IcebergOutput, local_session
-from tests.spark.job import descendants
+from tests.support.descendants import descendants
 from tests.support.kafka import start_cluster
 
 ROOT: Final = Path(__file__).resolve().parents[2]
