@@ -41,6 +41,13 @@ def is_late(history: History, d: Delivery, claim: ClaimSpan) -> bool:
     )
 
 
+def _latest_gate_ms(history: History, d: Delivery) -> float:
+    """Returns until when the library may have allowed it. Journals of real queries know when at the earliest: when the
+    sink had the batch before.
+    """
+    return d.begin_ms if d.client in history.evidence.queries and d.read_to < 0 else d.gate_ms
+
+
 def s2_one_owner(history: History) -> Iterator[Violation]:
     """Yields each breach of S2: a delivery names its client's own claim of the partition, which is live in what the
     client has read. So is the claim that covers it, if the group's policy demands one.
@@ -55,7 +62,7 @@ def s2_one_owner(history: History) -> Iterator[Violation]:
         facts = history.sessions[d.group, claim.session]
         if d.instance not in (facts.instance, facts.client_id):
             yield Violation("S2", d.gate_ms, d.epoch, f"{what} under a claim of {facts.client_id}, another instance")
-        if claim.sent_ms > d.gate_ms + history.slack.stamp_ms:
+        if claim.sent_ms > _latest_gate_ms(history, d) + history.slack.stamp_ms:
             yield Violation("S2", d.gate_ms, d.epoch, f"{what} before it claimed it")
 
 
@@ -84,7 +91,7 @@ def s3_lease(history: History) -> Iterator[Violation]:
         sent_ms = min(claim.released.get(d.client, d.gate_ms), facts.left.get(d.client, d.gate_ms))  # T16
         if d.gate_ms > sent_ms + slack.stamp_ms:
             yield Violation("S3", d.gate_ms, claim.end, f"{what}, after it released the partition")
-        extended_ms = facts.extended_ms(d.read_to, d.gate_ms + slack.stamp_ms)  # T8
+        extended_ms = facts.extended_ms(d.read_to, _latest_gate_ms(history, d) + slack.stamp_ms)  # T8
         limit_ms = facts.interval_ms * (1_000_000 + slack.drift_ppm) // 1_000_000 + slack.wait_ms
         if d.gate_ms - extended_ms > limit_ms:
             waited_ms = d.gate_ms - extended_ms

@@ -193,6 +193,22 @@ def test_what_a_query_has_finished_and_nobody_acked_may_come_again_after_a_hand_
     assert run.builder.invariants() == {"S9"}
 
 
+def test_a_query_plans_a_batch_at_some_time_between_the_sink_of_the_one_before_and_its_own() -> None:
+    run = alo()
+    life = run.builder.evidence.lives["b"]
+    before_the_claim, late = delivery(run, "b", 1, 0), delivery(run, "b", 1, 29)
+    before_the_claim.gate_ns = 0
+    assert run.builder.invariants() == {"S2"}
+    life.checkpoint = "folder"
+    assert run.builder.invariants() == set()
+    late.gate_ns = late.begin_ns = 5_000 * MS  # long after its last heartbeat and its release
+    assert "S3" in run.builder.invariants()
+    late.gate_ns = 3_700 * MS
+    assert "S3" not in run.builder.invariants()
+    before_the_claim.begin_ns = 0
+    assert "S2" in run.builder.invariants()
+
+
 def test_the_next_run_of_a_query_skips_what_the_one_before_finished() -> None:
     run = alo()
     an_heir_begins_too_late(run)
