@@ -5,8 +5,7 @@ of a snapshot and the rest of the log. The records are folded up to the cut. A r
 it changed the partition or tried to. All is pure, but for the file of a state that was wrong.
 
 A client that diverged saves its state as plain values (`save_state`), and `marshal explain --state` compares it with
-the log. Fields are named as in PROTOCOL.md, 5; record bodies appear as their hashes in hex, as in
-the digest.
+the log. Fields are named as in PROTOCOL.md, 5; record bodies appear as their hashes in hex, as in the digest.
 """
 
 from __future__ import annotations
@@ -26,11 +25,13 @@ from marshal_py.errors import Diverged, InvalidOption, first_of
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.rationalizer import Outcome, Verdict
 from marshal_py.protocol.fold.world import Group, Partition, Span, World
+from marshal_py.protocol.member.advisory import PROBE
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.waiting import unserved
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import (
     EVICT_INTERVALS,
+    INTERVAL_MS_MIN,
     MODE_NAMES,
     ClaimingMessages,
     ClaimingPartition,
@@ -505,9 +506,11 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
         verdict = rationalizer.apply(world, record.offset, record.value)
         if verdict.group != name:
             continue
-        group = world.groups.get(name)
-        quiet = _quiet(group, record.timestamp_ms - last_ms) if last_ms else ""
-        last_ms = record.timestamp_ms if group is not None and group.sessions else 0
+        group, quiet_ms = world.groups.get(name), 0
+        if not is_probe(verdict):
+            quiet_ms = record.timestamp_ms - (last_ms or record.timestamp_ms)
+            quiet_ms = quiet_ms if is_quiet(group, quiet_ms) else 0
+            last_ms = record.timestamp_ms if group is not None and group.sessions else 0
         if first is None:
             continue
         kind = type(verdict.record).__name__ if verdict.record is not None else "unreadable"
@@ -515,8 +518,9 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
         counts[key] = counts.get(key, 0) + 1
         _note_client(clients, verdict)
         parks = verdict.accepted and isinstance(verdict.record, ReleasingPartition) and verdict.record.parked
-        if quiet or parks or isinstance(verdict.record, NOTABLE):
-            text = f"{quiet}{describe(verdict, clients)}"
+        if quiet_ms or parks or isinstance(verdict.record, NOTABLE):
+            text = f"after {quiet_ms / 1000:.0f} s without a sign of life of any consumer: " if quiet_ms else ""
+            text += describe(verdict, clients)
             notable.append(Line(record.offset, record.timestamp_ms, text, as_dict(verdict)))
     last = _snapshot(world, name)
     first = first or last
@@ -537,12 +541,18 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
     )
 
 
-def _quiet(group: Group | None, quiet_ms: int) -> str:
-    """Returns that nothing was written for so long that members evict who is silent, or ""."""
-    intervals = [] if group is None else [session.join.interval_ms for session in group.sessions.values()]
-    if quiet_ms <= EVICT_INTERVALS * max(intervals, default=quiet_ms):
-        return ""
-    return f"after {quiet_ms / 1000:.0f} s in which no consumer wrote (the cluster took nothing, or all were gone): "
+def is_probe(verdict: Verdict) -> bool:
+    """Returns whether a consumer that reads nothing back has tried whether it can: that is no sign of life."""
+    return isinstance(verdict.record, Note) and verdict.record.kind == PROBE
+
+
+def is_quiet(group: Group | None, quiet_ms: int) -> bool:
+    """Returns whether any one consumer that gave no sign of life for so long would have been evicted."""
+    if group is None or quiet_ms <= EVICT_INTERVALS * INTERVAL_MS_MIN:
+        return False  # of nearly every record
+    return quiet_ms > EVICT_INTERVALS * max(
+        [each.join.interval_ms for each in group.sessions.values()], default=quiet_ms
+    )
 
 
 def _snapshot(world: World, name: str) -> _Snapshot:

@@ -19,7 +19,7 @@ from zlib import compress, crc32
 import msgspec
 from msgspec import Struct
 
-from marshal_py.history.explain import as_dict, describe
+from marshal_py.history.explain import as_dict, describe, is_probe, is_quiet
 from marshal_py.history.lag import EndsAt, PositionSampler
 from marshal_py.history.tables import GapRow, IntervalRow, LostRow, MoveRow, PauseRow, Row, SessionRow
 from marshal_py.history.timeline import Timeline
@@ -101,7 +101,8 @@ class Form(NamedTuple):
 
 class Picture(Struct, kw_only=True, frozen=True):
     """What a page draws. Times are in ms after `from_ms`. `records`: offset and ms after the record before, the index
-    of the form, its numbers. `clock`: "utc", or "run" for ms since a simulated run began. `lag_of`: whence the lag."""
+    of the form, its numbers. `clock`: "utc", or "run" for ms since a simulated run began. `lag_of`: whence the lag.
+    `quiet`: when no consumer of the group gave a sign of life."""
 
     group: str
     clock: str
@@ -111,6 +112,7 @@ class Picture(Struct, kw_only=True, frozen=True):
     owners: list[Owner]
     spans: list[Span]
     pauses: list[Span]
+    quiet: list[Span]
     marks: list[Mark]
     moments: list[int]
     positions: list[list[int | None]]
@@ -135,6 +137,8 @@ class PictureReader:
         self._records: list[list[int]] = []
         self._last = (0, from_ms)
         self._ticks: list[tuple[TopicPartition | None, int, int]] = []  # partition, time, offset
+        self._written_ms: int | None = None  # when the group's last record was written, while it has consumers
+        self._quiet: list[tuple[int, int, int | None]] = []  # from, to, offset of the record after it
 
     def _known(self) -> Group | None:
         return self._timeline.world.groups.get(self.group)
@@ -148,10 +152,18 @@ class PictureReader:
         if not self._began and (known is not None or verdict.group == self.group):
             self._began, self._from_ms = True, max(time_ms, self._from_ms)
             self._last = 0, self._from_ms
+        if verdict.group == self.group and not is_probe(verdict):
+            self._note_quiet(time_ms, offset)
         if verdict.group == self.group and time_ms >= self._from_ms:
             self._keep(verdict, time_ms)
         if self._timeline.pending >= ROWS_HELD_MAX:
             self._collect(self._timeline.take())
+
+    def _note_quiet(self, time_ms: int, offset: int | None) -> None:
+        group = self._known()
+        if self._written_ms is not None and is_quiet(group, time_ms - self._written_ms):
+            self._quiet.append((self._written_ms, time_ms, offset))
+        self._written_ms = time_ms if group is not None and group.sessions else None
 
     def _keep(self, verdict: Verdict, time_ms: int) -> None:
         record = verdict.record
@@ -162,7 +174,7 @@ class PictureReader:
         form = self._forms.setdefault((kind, outcome, text, fields), len(self._forms))
         self._records.append([verdict.offset - self._last[0], time_ms - self._last[1], form, *numbers, *more])
         self._last = verdict.offset, time_ms
-        if isinstance(record, _TICKS) and verdict.accepted:
+        if isinstance(record, _TICKS) and verdict.accepted and not is_probe(verdict):
             tp = TopicPartition(record.topic, record.partition) if isinstance(record, Note) and record.topic else None
             self._ticks.append((tp, time_ms, verdict.offset))
 
@@ -173,6 +185,7 @@ class PictureReader:
         """Returns the picture. `ends_at`: looks up the ends of data partitions. `marks`: of the group, to add, with
         times like those of records."""
         self._collect(self._timeline.finish())
+        self._note_quiet(self._to_ms, None)
         series = self._sampler.series(self._known(), ends_at)
         left_out = sum(moment < self._from_ms for moment in series.moments)
         sessions, intervals = self._seen(SessionRow), self._seen(IntervalRow)
@@ -198,6 +211,11 @@ class PictureReader:
             owners=[self._owner(row, colours[row.client]) for row in sessions],
             spans=sorted([*owned, *free], key=lambda span: (span.lane, _begin(span))),
             pauses=[self._span(THE_GROUP, PAUSED, row, row.from_offset) for row in pauses],
+            quiet=[
+                Span(THE_GROUP, NOBODY, begin - self._from_ms, end - self._from_ms, None, offset, 0)
+                for begin, end, offset in self._quiet
+                if end > self._from_ms
+            ],
             marks=sorted([*self._marks(sessions, intervals, places), *added], key=lambda mark: mark.ms),
             moments=[moment - self._from_ms for moment in series.moments[left_out:]],
             positions=[series.positions.get(tp, unknown)[left_out:] for tp in lanes],
@@ -261,9 +279,8 @@ class PictureReader:
         found += [(tp, "other", time_ms, offset, "") for tp, time_ms, offset in self._ticks]
         for tp, kind, time_ms, offset, text in found:
             if time_ms is not None and time_ms >= self._from_ms:
-                yield Mark(
-                    THE_GROUP if tp is None else places.get(tp, THE_GROUP), kind, time_ms - self._from_ms, offset, text
-                )
+                lane = THE_GROUP if tp is None else places.get(tp, THE_GROUP)
+                yield Mark(lane, kind, time_ms - self._from_ms, offset, text)
 
 
 def colours_of(clients: Iterable[str]) -> dict[str, int]:

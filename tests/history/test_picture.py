@@ -23,6 +23,7 @@ from marshal_py.history.picture import (
 )
 from marshal_py.protocol.fold.rationalizer import apply
 from marshal_py.protocol.fold.world import World
+from marshal_py.protocol.member.advisory import PROBE
 from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
     ClaimState,
@@ -118,6 +119,31 @@ def test_a_gap_in_a_pause_is_none_and_moves_are_marked() -> None:
     assert marks_of(picture, "rewind") == [Mark(0, "rewind", at(picture, moved), moved, "t:0: 150 -> 7")]
     assert marks_of(picture, "move") == [Mark(1, "move", at(picture, moved), moved, "t:1: none -> 9")]
     assert token in [mark.offset for mark in marks_of(picture, "other")]
+
+
+def test_a_time_without_a_sign_of_life_is_drawn_and_the_probes_after_it_are_no_marks() -> None:
+    """A broker that was down leaves no other trace: nobody is evicted, and no partition moves."""
+    book = DifferentialLog()
+    session, _ = book.owner()
+    before = book.last
+    probe = book.must(Note(session, PROBE, text="1"))
+    alive = book.must(Heartbeat(session, 1))
+    book.must(Leave(session, "bye"))
+    book.join("d")
+    reader = PictureReader(World(), GROUP, 0, time_of(book.last) + 300_000)
+    for offset, value in enumerate(book.values):
+        later_ms = (
+            30_000 * (offset > before) + 30_000 * (offset > probe) + 120_000 * (offset == book.last)
+        )  # without consumers it is not quiet
+        reader.read(offset, time_of(offset) + later_ms, value)
+    picture = reader.finish()
+    began, ended = time_of(before) - picture.from_ms, time_of(alive) + 60_000 - picture.from_ms
+    last_ms = time_of(book.last) + 180_000 - picture.from_ms
+    assert [(span.from_ms, span.to_ms, span.to_offset) for span in picture.quiet] == [
+        (began, ended, alive),
+        (last_ms, time_of(book.last) + 300_000 - picture.from_ms, None),
+    ]
+    assert probe not in [mark.offset for mark in picture.marks]
 
 
 def test_seeks_losses_notes_and_marks_of_a_caller() -> None:
