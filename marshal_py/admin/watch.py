@@ -286,10 +286,11 @@ class Watch:
             history = self._looking.pause_history(log, group) if group.paused else None
             pause, signs_ms = overview.pause(group, history, now_ms), self.observer.signs_of(log, group)
             moved_ms = self._rate.moved_ms(group.name)
+            near = tuple(diagnosis.of_retention(group.name, rows))
             told = (
-                (*judged.deaths, *judged.findings, *judged.held_up, *judged.slow),
+                (*judged.deaths, *judged.findings, *judged.held_up, *judged.slow, *near),
                 judged.causes,
-                judged.notices(group.name),
+                judged._replace(near=near).notices(group.name),
             )
             yield health.group_health(group, *told, signs_ms, pause, self.tally(group.name), rows, moved_ms, now_ms)
 
@@ -344,12 +345,13 @@ class Judgement(NamedTuple):
     deaths: tuple[Check, ...]
     held_up: tuple[Check, ...]
     slow: tuple[Check, ...]
+    near: tuple[Check, ...] = ()  # their retention, by the rows of this tick
 
     def notices(self, group: str) -> tuple[str, ...]:
         """Returns it in words, for who knows which group it is."""
         deaths, *others = (
             [f"{one.found}; {one.advice}" for one in each if one.level != "ok"]
-            for each in (self.deaths, self.held_up, self.slow)
+            for each in (self.deaths, self.near, self.held_up, self.slow)
         )
         return tuple(text.removeprefix(f"{group!r}: ") for text in chain(deaths, map(str, self.causes), *others))
 

@@ -101,11 +101,11 @@ def test_nobody_is_there() -> None:
     [(79.0, 21.0, None), (80.0, 20.0, "warn"), (95.0, 5.0, "fail"), (None, 0.0, "fail"), (3.0, None, None)],
 )
 def test_retention_comes_near(age_s: float | None, left_s: float | None, level: str | None) -> None:
-    found = diagnosis.check(health(row(0), row(1, 5, oldest_s=age_s, retention_s=left_s)), NO_LIMITS)
-    assert said(found) == ({} if level is None else {"retention near": level})
+    found = list(diagnosis.of_retention("billing", (row(0), row(1, 5, oldest_s=age_s, retention_s=left_s))))
+    assert [(one.name, one.level) for one in found] == ([] if level is None else [("retention near", level)])
     if level is not None:
-        assert ("has deleted" if left_s == 0 else "soon deletes") in found.checks[0].found
-        assert "orders:1" in found.checks[0].found
+        assert ("has deleted" if left_s == 0 else "soon deletes") in found[0].found
+        assert "orders:1" in found[0].found
 
 
 # --- forms

@@ -127,6 +127,22 @@ def test_retention_is_that_of_the_topic(scene: Scene) -> None:
     (billing,) = scene.watch.groups()
     assert billing.oldest_s is not None
     assert billing.retention_s == pytest.approx(3_600 - billing.oldest_s)
+    assert not [one for one in billing.findings if one.name == "retention near"]
+
+
+def test_messages_that_kafka_is_about_to_delete_are_told_by_every_view(scene: Scene) -> None:
+    """`marshal top` and the exporter show findings and notices; `check` alone knew of it."""
+    scene.own("billing", "billing-1", "orders", 1)
+    scene.broker.settings["orders"] |= {"retention.ms": "60000", "cleanup.policy": "delete"}
+    scene.fill("orders", 0, 2)
+    scene.now_ms += 57_500
+    scene.watch.refresh()
+    (billing,) = scene.watch.groups()
+    assert [(one.name, one.level) for one in billing.findings if one.name == "retention near"] == [
+        ("retention near", "fail")
+    ]
+    assert billing.level == "fail"
+    assert [text for text in billing.notices if text.startswith("because of their age Kafka ")]
 
 
 def test_what_is_wrong_is_what_doctor_says(scene: Scene) -> None:

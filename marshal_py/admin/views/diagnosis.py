@@ -284,8 +284,7 @@ def of_deaths(group: Group, deaths: int, causes: Sequence[Standstill]) -> Iterat
 
 def check(found: GroupHealth, limits: Limits, in_cluster: bool = True) -> GroupCheck:
     """Returns whether a group is well, by the first picture of a Watch. `in_cluster`: False for a dump."""
-    checks = [*found.findings, *of_retention(found.group, found.partitions)]
-    checks += _of_limits(found, limits, in_cluster)
+    checks = [*found.findings, *_of_limits(found, limits, in_cluster)]
     if not (found.sessions or found.deleted or "no_consumer" in found.causes):
         checks.append(_empty(found.group))
     figures = found.sessions, found.owned, found.free, found.parked, found.lag, found.oldest_s, found.retention_s

@@ -115,7 +115,7 @@ OWN: Final = Dialect(
     (
         Family(
             "marshal_group_level",
-            "0: ok, 1: a warning, 2: all or a part stands still.",
+            "0: ok, 1: a warning, 2: critical, as `marshal check` says.",
             lambda s: EXIT_CODES[s.health.level],
         ),
         Family(

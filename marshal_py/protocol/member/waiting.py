@@ -288,7 +288,9 @@ def _not_read(group: Group) -> Iterator[Standstill]:
     for topic, known in sorted(group.topics.items()):
         if topic not in read:
             text = f"no consumer of the group reads {topic!r}"
-            yield Standstill("not_read", text, "start one that names it", topic, tuple(range(known.count)))
+            advice = "start one that names it; to leave it for good, take another group id, and there "
+            advice += f"start='committed:{group.name}'"
+            yield Standstill("not_read", text, advice, topic, tuple(range(known.count)))
 
 
 def _partitioned(group: Group) -> Iterator[Standstill]:
