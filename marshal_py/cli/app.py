@@ -87,10 +87,7 @@ COMMANDS: Final = {
     "snapshot": Command(
         "Write a snapshot of each log, so that earlier records need not be read again.", "log snapshot SNAPSHOT_EXAMPLE"
     ),
-    "dead-letters": Command(
-        "List the letters of a dead-letter topic: what was given up, by whom, when and why.",
-        "dead_letters dead_letters EXAMPLE",
-    ),
+    "dead-letters": Command("Dead letters: list, show, put their messages back.", "dead_letters"),
     "topics": Command("Topics: create, show, change, delete.", "topics"),
     "bundle": Command(
         "Write one file about a group for a bug report: its log, what the doctor finds, lag, versions and settings.",

@@ -1,7 +1,9 @@
-"""`marshal dead-letters`: lists the letters of a dead-letter topic, or puts their messages back."""
+"""`marshal dead-letters ls / show / redrive`: the letters of a dead-letter topic, and their messages put back."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
@@ -12,10 +14,46 @@ from marshal_py.admin.dead_letters import Letter
 from marshal_py.cli import lines, output
 from marshal_py.cli.changes import DryRun, Yes, ask
 from marshal_py.cli.documents import prints, time_of, with_fields
-from marshal_py.cli.options import TableOptions, check_time, check_topic_name, command, since_of
+from marshal_py.cli.get import show_message
+from marshal_py.cli.options import CommonOptions, TableOptions, check_time, check_topic_name, command, since_of
 
-EXAMPLE: Final = output.example("marshal dead-letters dlq.orders --group billing --error Timeout --redrive --dry-run")
+LS_EXAMPLE: Final = output.example("marshal dead-letters ls dlq.orders --group billing --error Timeout")
+SHOW_EXAMPLE: Final = output.example("marshal dead-letters show dlq.orders 0@17")
+REDRIVE_EXAMPLE: Final = output.example("marshal dead-letters redrive dlq.orders --group billing --dry-run")
 PrintedLetter: Final = with_fields("PrintedLetter", Letter, at=lines.PrintedMessage)
+
+app: Final = typer.Typer(
+    help="Dead letters: list, show, put their messages back.", no_args_is_help=True, rich_markup_mode=None
+)
+DeadLetterTopic = Annotated[
+    str, typer.Argument(metavar="TOPIC", callback=check_topic_name, help="The dead-letter topic.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LetterOptions(TableOptions):
+    """The options that choose letters."""
+
+    of_group: Annotated[str | None, typer.Option("--group", help="Letters of this group.")] = None
+    error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Whose reason has this text.")] = None
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", callback=check_time, help="Written at this time or later.")
+    ] = None
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", callback=check_time, help="Written before this time.")
+    ] = None
+    of_key: Annotated[str | None, typer.Option("--key", help="Of messages with this key.")] = None
+
+    def select(self) -> Callable[[Letter], bool]:
+        """Returns whether a letter is chosen, as a function of it."""
+        since_ms, until_ms = since_of(self.since), since_of(self.until)
+        return lambda letter: (
+            self.of_group in (None, letter.group)
+            and (self.error is None or self.error in letter.error)
+            and (since_ms is None or letter.at.timestamp >= since_ms)
+            and (until_ms is None or letter.at.timestamp < until_ms)
+            and (self.of_key is None or letter.at.key == self.of_key.encode())
+        )
 
 
 class Redriven(Struct, frozen=True):
@@ -27,50 +65,53 @@ class Redriven(Struct, frozen=True):
     lost: list[str]
 
 
+@app.command("ls", epilog=LS_EXAMPLE)
 @command
-@prints(list[PrintedLetter], Redriven)  # type: ignore[valid-type]  # made by with_fields
-def dead_letters(
-    options: TableOptions,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", callback=check_topic_name, help="The dead-letter topic.")],
-    group: Annotated[str | None, typer.Option("--group", help="Letters of this group.")] = None,
-    error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Whose reason has this text.")] = None,
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", callback=check_time, help="Written at this time or later.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", callback=check_time, help="Written before this time.")
-    ] = None,
-    key: Annotated[str | None, typer.Option("--key", help="Of messages with this key.")] = None,
-    redrive: Annotated[
-        bool, typer.Option("--redrive", help="Put their messages back into the topics that they came from.")
-    ] = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-) -> None:
+@prints(list[PrintedLetter])  # type: ignore[valid-type]  # made by with_fields
+def ls(options: LetterOptions, topic: DeadLetterTopic) -> None:
     """List the letters of a dead-letter topic: what was given up, by whom, when and why.
 
-    With --redrive a copy of each message goes to the topic and partition that it came from, behind what is there, and
-    reaches every group that consumes the topic. The dead-letter topic gets a marker in the same transaction, so a
-    second run puts nothing back twice. `marshal get` prints a letter in full, and so does --json.
+    Of several letters about one message and group the newest is listed.
     """
-    since_ms, until_ms = since_of(since), since_of(until)
+    _show(options, letters_of.read(options.transport(), topic, options.select()))
 
-    def select(letter: Letter) -> bool:
-        return (
-            group in (None, letter.group)
-            and (error is None or error in letter.error)
-            and (since_ms is None or letter.at.timestamp >= since_ms)
-            and (until_ms is None or letter.at.timestamp < until_ms)
-            and (key is None or letter.at.key == key.encode())
-        )
 
-    transport = options.transport()
-    found = letters_of.read(transport, topic, select)
-    if not redrive:
-        if dry_run:
-            raise typer.BadParameter("--dry-run is for --redrive")
-        _show(options, found)
+@app.command("show", epilog=SHOW_EXAMPLE)
+@command
+@prints(PrintedLetter)
+def show(
+    options: CommonOptions,
+    topic: DeadLetterTopic,
+    letter: Annotated[str, typer.Argument(metavar="PARTITION@OFFSET", help="Where `ls` says that the letter is.")],
+) -> None:
+    """Print one letter whole: why it was written, its headers, key and value."""
+    partition, at, offset = letter.partition("@")
+    if not (at and partition.isdecimal() and offset.isdecimal()):
+        raise typer.BadParameter(f"{letter!r}: expected PARTITION@OFFSET, as `marshal dead-letters ls` prints it")
+    place = int(partition), int(offset)
+    found = letters_of.read(options.transport(), topic, lambda one: (one.at.partition, one.at.offset) == place)
+    if not found:
+        raise output.CommandFailed(f"topic {topic!r} has no letter at {letter}")
+    if options.as_json:
+        output.print_json(_document(found[0]))
         return
+    given_up = f"group {found[0].group} gave {found[0].topic}:{found[0].partition}@{found[0].offset} up"
+    print(f"{given_up} at delivery {found[0].deliveries}: {found[0].error}{' (put back)' * found[0].redriven}")
+    show_message(found[0].at)
+
+
+@app.command("redrive", epilog=REDRIVE_EXAMPLE)
+@command
+@prints(list[PrintedLetter], Redriven)  # type: ignore[valid-type]  # made by with_fields
+def redrive(options: LetterOptions, topic: DeadLetterTopic, dry_run: DryRun = False, yes: Yes = False) -> None:
+    """Put the messages of letters back into the topics that they came from.
+
+    A copy of each goes to the topic and partition that it came from, behind what is there, and reaches every group that
+    consumes the topic. The dead-letter topic gets a marker in the same transaction, so a second run puts nothing back
+    twice. A message that fails again has a new letter.
+    """
+    transport, select = options.transport(), options.select()
+    found = letters_of.read(transport, topic, select)
     going = [letter for letter in found if not letter.redriven]
     letters_of.check(going, topic)
     if dry_run:
@@ -89,9 +130,13 @@ def dead_letters(
 
 
 def _show(options: TableOptions, found: list[Letter]) -> None:
-    documents = [{**letter._asdict(), "at": lines.content(letter.at)} for letter in found] if options.as_json else []
+    documents = list(map(_document, found)) if options.as_json else []
     columns = ("letter", "written", "group", "message", "key", "deliveries", "reason", "")
     options.show(documents, found, Letter._fields, columns, _cells)
+
+
+def _document(letter: Letter) -> dict[str, object]:
+    return {**letter._asdict(), "at": lines.content(letter.at)}
 
 
 def _cells(letter: Letter) -> list[object]:

@@ -174,7 +174,7 @@ def get(
                 return
             for message in source.follow(request):
                 bar.hide()
-                _show(message, options.as_json)
+                _print_one(message, options.as_json)
         finally:
             bar.hide()
             source.close()
@@ -184,13 +184,13 @@ def _print(source: Topic, request: GetRequest, every: bool, as_json: bool, bar: 
     if not request.is_batch:
         found = source.find(request)
         bar.hide()
-        _show(found, as_json)
+        _print_one(found, as_json)
         return
     count = 0
     for page in source.pages(request):
         bar.hide()
         for message in page:
-            _show(message, as_json)
+            _print_one(message, as_json)
         count += len(page)
         end = page.end
         if count and (not every or end.num_pending == 0):
@@ -202,10 +202,15 @@ def _print(source: Topic, request: GetRequest, every: bool, as_json: bool, bar: 
     raise output.CommandFailed(f"topic {source.name!r} has no message that matches")
 
 
-def _show(message: StoredMessage, as_json: bool) -> None:
+def _print_one(message: StoredMessage, as_json: bool) -> None:
     if as_json:
         output.print_json(lines.content(message))
-        return
+    else:
+        show_message(message)
+
+
+def show_message(message: StoredMessage) -> None:
+    """Prints a message for people."""
     console = Console(soft_wrap=True, highlight=False)  # a message may be longer than any width
     when = time_of(message.timestamp)
     console.print(Text(f"{message.topic}:{message.partition}@{message.offset}  {when or '-'}", style="bold"))

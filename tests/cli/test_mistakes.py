@@ -97,7 +97,7 @@ def test_a_start_that_cannot_be_is_told_before_a_cluster_is_waited_for(start: st
     "command",
     [
         ("produce",),
-        ("dead-letters",),
+        ("dead-letters", "ls"),
         ("get",),
         ("topics", "ls"),
         ("topics", "purge", "--keep", "1"),

@@ -43,11 +43,11 @@ class Place:
         self.producer.produce(self.dlq, content, content, 0, headers=headers)
         assert self.producer.flush(DEADLINE_S) == 0
 
-    def run(self, *arguments: str) -> Any:
-        return self.shell.run("dead-letters", self.dlq, *arguments)
+    def redrive(self, *arguments: str) -> Any:
+        return self.shell.run("dead-letters", "redrive", self.dlq, *arguments)
 
     def listed(self, *arguments: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.shell.json("dead-letters", self.dlq, *arguments)
+        found: list[dict[str, Any]] = self.shell.json("dead-letters", "ls", self.dlq, *arguments)
         return found
 
     def put_back(self) -> list[StoredMessage]:
@@ -78,23 +78,37 @@ def test_letters_are_listed_and_chosen(place: Place) -> None:
     assert [one["error"] for one in place.listed("--key", "1")] == ["no amount"]
     assert place.listed("--until", "2020-01-31T12:00:00Z") == []
     assert len(place.listed("--since", "2020-01-31T12:00:00Z")) == len(place.listed("--since", "-1h")) == 4
-    shown = place.run("--key", "1").stdout
-    assert f"{place.orders}:1@1" in shown
-    assert "no amount" in shown
+    listed = place.shell.run("dead-letters", "ls", place.dlq, "--key", "1").stdout
+    assert f"{place.orders}:1@1" in listed
+    assert "no amount" in listed
     assert [one["at"]["value"] for one in place.listed("--key", "1")] == ["1"]
+
+
+def test_one_letter_is_shown_whole(place: Place) -> None:
+    place.letter(0)
+    place.letter(7, "no amount", **{"delivery.count": "5"})
+    shown = place.shell.run("dead-letters", "show", place.dlq, "0@1").stdout
+    why = f"group billing gave {place.orders}:1@7 up at delivery 5: no amount"
+    for line in (why, "key    7", "header trace: 7", "header __dlq.errors.offset: 7"):
+        assert line in shown.splitlines()
+    assert shown.splitlines()[-1] == "7", "the value"
+    found = place.shell.json("dead-letters", "show", place.dlq, "0@1")
+    assert (found["error"], found["at"]["value"], found["redriven"]) == ("no amount", "7", False)
+    assert "has no letter at 1@0" in place.shell.run("dead-letters", "show", place.dlq, "1@0").stderr
+    assert place.shell.run("dead-letters", "show", place.dlq, "17").exit_code == 2
 
 
 def test_each_message_is_put_back_once(place: Place) -> None:
     for offset in range(3):
         place.letter(offset)
     place.letter(1)  # the same message again
-    dry = place.run("--redrive", "--dry-run")
+    dry = place.redrive("--dry-run")
     assert "3 would be put back, 0 were before: nothing was written" in dry.stderr
     assert place.put_back() == []
-    first = place.run("--redrive", "--yes", "--key", "1", "--json")
+    first = place.redrive("--yes", "--key", "1", "--json")
     assert json.loads(first.stdout) == {"topic": place.dlq, "put_back": 1, "before": 0, "lost": []}
-    assert place.run("--redrive", "--yes").stdout == "2 put back, 1 were before\n"
-    assert place.run("--redrive", "--yes").stdout == "0 put back, 3 were before\n"
+    assert place.redrive("--yes").stdout == "2 put back, 1 were before\n"
+    assert place.redrive("--yes").stdout == "0 put back, 3 were before\n"
     copies = place.put_back()
     assert [(one.partition, one.key, one.value) for one in copies] == [(1, b"%d" % at, b"%d" % at) for at in (1, 0, 2)]
     assert dict(copies[0].headers) == {"trace": b"7", "__dlq.redriven": f"{place.orders}/1/1 billing".encode()}
@@ -104,12 +118,12 @@ def test_each_message_is_put_back_once(place: Place) -> None:
 def test_a_message_that_fails_again_is_put_back_again(place: Place) -> None:
     """The group was moved back to it, or its topic was created again: the letter is newer than the marker."""
     place.letter(1)
-    assert place.run("--redrive", "--yes").stdout == "1 put back, 0 were before\n"
+    assert place.redrive("--yes").stdout == "1 put back, 0 were before\n"
     assert [one["redriven"] for one in place.listed()] == [True]
     place.letter(1, "again")
     assert [(one["error"], one["redriven"]) for one in place.listed()] == [("again", False)]
-    assert place.run("--redrive", "--yes").stdout == "1 put back, 0 were before\n"
-    assert place.run("--redrive", "--yes").stdout == "0 put back, 1 were before\n"
+    assert place.redrive("--yes").stdout == "1 put back, 0 were before\n"
+    assert place.redrive("--yes").stdout == "0 put back, 1 were before\n"
     assert [one.key for one in place.put_back()] == [b"1", b"1"]
 
 
@@ -131,14 +145,14 @@ def test_what_ends_a_run_puts_nothing_back_twice(place: Place, monkeypatch: pyte
         with pytest.raises(ZeroDivisionError):
             dead_letters.redrive(place.transport, place.dlq, lambda letter: True)
     assert [one.key for one in place.put_back()] == [b"0", b"1"]
-    assert place.run("--redrive", "--yes").stdout == "3 put back, 2 were before\n"
+    assert place.redrive("--yes").stdout == "3 put back, 2 were before\n"
     assert [one.key for one in place.put_back()] == [b"%d" % at for at in range(5)]
 
 
 def test_a_second_run_ends_the_first(place: Place) -> None:
     place.letter(0)
     first = transactions.TransactionalWriter(place.transport, f"marshal-redrive-{place.dlq}")
-    assert place.run("--redrive", "--yes").stdout == "1 put back, 0 were before\n"
+    assert place.redrive("--yes").stdout == "1 put back, 0 were before\n"
     with pytest.raises(TopicRefused, match="another writer"), first.transaction():
         first.write(place.orders, b"late", None, [], 1)
     first.close()
@@ -150,21 +164,20 @@ def test_a_letter_without_content_has_that_of_its_message(place: Place) -> None:
     assert place.producer.flush(DEADLINE_S) == 0
     place.letter(0, **{"left.out": "key, value and headers"})
     place.letter(7, **{"left.out": "key, value and headers"})
-    result = place.run("--redrive", "--yes")
+    result = place.redrive("--yes")
     assert result.exit_code == 1
     assert "1 letters have no content, and their messages are gone" in result.stderr
     assert [(one.key, one.value) for one in place.put_back()] == [(b"key", b"large")] * 2
-    assert place.run("--redrive", "--yes").stdout == "0 put back, 1 were before\n"
+    assert place.redrive("--yes").stdout == "0 put back, 1 were before\n"
 
 
 def test_what_cannot_be_put_back_is_refused(place: Place) -> None:
     place.letter(0)
     place.letter(0, group="audit")
-    result = place.run("--redrive", "--yes")
+    result = place.redrive("--yes")
     assert result.exit_code == 1
     assert "audit, billing" in result.stderr
     place.letter(1, topic=place.dlq)
-    assert "another one than that of the messages" in place.run("--redrive", "--yes", "--key", "1").stderr
-    assert place.run("--dry-run").exit_code == 2
-    assert place.run("--group", "nobody").exit_code == 0
-    assert place.shell.run("dead-letters", "missing-topic").exit_code == 1
+    assert "another one than that of the messages" in place.redrive("--yes", "--key", "1").stderr
+    assert place.redrive("--yes", "--group", "nobody").exit_code == 0
+    assert place.shell.run("dead-letters", "ls", "missing-topic").exit_code == 1
