@@ -20,7 +20,7 @@ from confluent_kafka import Producer
 
 import marshal_py
 from bench.environment import QUIET, BenchEnvironment, Result, percentile
-from marshal_py import Retry, aio
+from marshal_py import Batches, Retry, aio
 
 KEYS: Final = 100
 HANDLER_S: Final = 0.005
@@ -91,7 +91,7 @@ def _threads(
     topic: str,
     journal: Journal,
     handle: Callable[[Any], None],
-    batch: int | None = None,
+    batch: Batches | None = None,
     dead_letter_topic: str | None = None,
 ) -> None:
     with (
@@ -205,7 +205,7 @@ def lists(environment: BenchEnvironment, messages: int) -> Journal:
         for _ in batch:
             journal.end()
 
-    _threads(environment, topic, journal, handle, batch=LIST)
+    _threads(environment, topic, journal, handle, batch=Batches(LIST))
     return journal
 
 

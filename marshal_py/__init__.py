@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from marshal_py.client.consuming import ConsumeContext
     from marshal_py.client.messages.message import Batch, Message, Part
     from marshal_py.client.process.process import Process
-    from marshal_py.client.process.processing import Reject, Retry
+    from marshal_py.client.process.processing import Batches, Reject, Retry
     from marshal_py.client.signals import stop_on_signals
     from marshal_py.client.values.options import ConsumerOptions, GroupConfig
     from marshal_py.protocol.member.advisory import Advisory, AdvisoryKind
@@ -56,6 +56,7 @@ _FILES: Final = {
     "Advisory": "marshal_py.protocol.member.advisory",
     "AdvisoryKind": "marshal_py.protocol.member.advisory",
     "Batch": "marshal_py.client.messages.message",
+    "Batches": "marshal_py.client.process.processing",
     "ConsumeContext": "marshal_py.client.consuming",
     "Consumer": "marshal_py.client.consumer",
     "ConsumerOptions": "marshal_py.client.values.options",
@@ -79,12 +80,12 @@ _FILES: Final = {
 }
 
 __all__ = [
-    "AccessDenied", "AckNotConfirmed", "AdminBusy", "Advisory", "AdvisoryKind", "Batch", "CallerError", "ClaimLost",
-    "ClusterError", "ClusterUnreachable", "ConsumeContext", "Consumer", "ConsumerClosed", "ConsumerOptions",
-    "CoordinationError", "GetRequest", "Group", "GroupConfig", "GroupDeleted", "GroupMissing", "InvalidOption",
-    "Marshal", "MarshalError", "Message", "MessageNotFound", "ModeMismatch", "Part", "PartitionParked", "PeerError",
-    "Process", "Reject", "Retry", "StoredMessage", "SubjectKey", "Token", "Topic", "TopicMissing", "TopicPartition",
-    "TopicRecreated", "WriteFenced", "__version__", "connect", "stop_on_signals", "subject_key",
+    "AccessDenied", "AckNotConfirmed", "AdminBusy", "Advisory", "AdvisoryKind", "Batch", "Batches", "CallerError",
+    "ClaimLost", "ClusterError", "ClusterUnreachable", "ConsumeContext", "Consumer", "ConsumerClosed",
+    "ConsumerOptions", "CoordinationError", "GetRequest", "Group", "GroupConfig", "GroupDeleted", "GroupMissing",
+    "InvalidOption", "Marshal", "MarshalError", "Message", "MessageNotFound", "ModeMismatch", "Part", "PartitionParked",
+    "PeerError", "Process", "Reject", "Retry", "StoredMessage", "SubjectKey", "Token", "Topic", "TopicMissing",
+    "TopicPartition", "TopicRecreated", "WriteFenced", "__version__", "connect", "stop_on_signals", "subject_key",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # otherwise a type checker would believe that every name is here

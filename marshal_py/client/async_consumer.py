@@ -26,11 +26,11 @@ from marshal_py.client.messages.answers import ACK_TIMEOUT_S, Ack
 from marshal_py.client.messages.message import Batch, Message, Part, delivered_by
 from marshal_py.client.process.process import AsyncProcess
 from marshal_py.client.process.processing import (
-    BATCH_WAIT_S,
     WINDOW,
     AfterDeadLetter,
     AsyncBatchHandler,
     AsyncHandler,
+    Batches,
     Order,
     Processing,
     ProcessKeywords,
@@ -247,8 +247,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         self,
         handler: AsyncBatchHandler[K_co, V_co],
         *,
-        batch: int,
-        batch_wait_s: float = BATCH_WAIT_S,
+        batch: Batches,
         timeout_s: float | None = None,
         **options: Unpack[ProcessKeywords[K_co, V_co]],
     ) -> AsyncProcess[K_co, V_co]: ...
@@ -264,8 +263,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         retry_on: type[Exception] | Iterable[type[Exception]] = Exception,
         after_dead_letter: AfterDeadLetter = "continue",
         window: int = WINDOW,
-        batch: int | None = None,
-        batch_wait_s: float = BATCH_WAIT_S,
+        batch: Batches | None = None,
         timeout_s: float | None = None,
     ) -> AsyncProcess[K_co, V_co]:
         """Handles messages in parallel, as `Consumer.process` does: `workers` tasks (100) await `handler(message)`.
@@ -292,7 +290,6 @@ class AsyncConsumer(Generic[K_co, V_co]):
             after_dead_letter,
             window,
             batch,
-            batch_wait_s,
         )
         processing = Processing[K_co, V_co](consumer._receiving, settings)
         consume = partial(self._consume, check_consume(), whole=True)

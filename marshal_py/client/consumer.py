@@ -22,10 +22,10 @@ from marshal_py.client.membership import HEALTHY_SILENCE_S, LEAVE_TIMEOUT_S, Cal
 from marshal_py.client.messages.message import Batch, Handles, Message
 from marshal_py.client.process.process import Process
 from marshal_py.client.process.processing import (
-    BATCH_WAIT_S,
     WINDOW,
     WORKERS,
     AfterDeadLetter,
+    Batches,
     BatchHandler,
     Executor,
     Order,
@@ -250,8 +250,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         self,
         handler: BatchHandler[K_co, V_co],
         *,
-        batch: int,
-        batch_wait_s: float = BATCH_WAIT_S,
+        batch: Batches,
         timeout_s: None = None,
         **options: Unpack[ProcessKeywords[K_co, V_co]],
     ) -> Process[K_co, V_co]: ...
@@ -271,8 +270,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         handler: Callable[[list[PlainMessage[K_co, V_co]]], Outcomes],
         *,
         executor: Literal["processes"],
-        batch: int,
-        batch_wait_s: float = BATCH_WAIT_S,
+        batch: Batches,
         timeout_s: float | None = None,
         **options: Unpack[ProcessKeywords[K_co, V_co]],
     ) -> Process[K_co, V_co]: ...
@@ -288,8 +286,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         retry_on: type[Exception] | Iterable[type[Exception]] = Exception,
         after_dead_letter: AfterDeadLetter = "continue",
         window: int = WINDOW,
-        batch: int | None = None,
-        batch_wait_s: float = BATCH_WAIT_S,
+        batch: Batches | None = None,
         executor: Executor = "threads",
         timeout_s: float | None = None,
     ) -> Process[K_co, V_co]:
@@ -307,9 +304,9 @@ class Consumer(Membership, Generic[K_co, V_co]):
         `after_dead_letter`: with "key" messages behind one that became a dead letter follow it, as long as this
         consumer owns the partition.
 
-        `batch`: the handler takes a list of up to so many messages, once there are as many or after `batch_wait_s`. It
-        returns None, which acks all, or an outcome for each: None, or an exception that it does not raise. What it
-        raises is a failed attempt of each. A message that is tried again comes alone.
+        `batch`: with `Batches(100, wait_s=0.1)` the handler takes a list of up to 100 messages. It returns None, which
+        acks all, or an outcome for each: None, or an exception that it does not raise. What it raises is a failed
+        attempt of each. A message that is tried again comes alone.
 
         `executor`: with "processes" each of `workers` (as many as the machine has cores) is a process of its own, and
         the handler, at the top level of a module, gets a `PlainMessage`. A process that dies has failed with its
@@ -338,7 +335,6 @@ class Consumer(Membership, Generic[K_co, V_co]):
             after_dead_letter,
             window,
             batch,
-            batch_wait_s,
         )
         sent, settings = work_of(handler, settings, timeout_s) if in_processes else (None, settings)
         processing = Processing[K_co, V_co](self._receiving, settings)

@@ -20,6 +20,7 @@ from marshal_py.client.process.processing import (
     LOOK_S,
     SHUT_S,
     AfterDeadLetter,
+    Batches,
     Order,
     Processing,
     Reject,
@@ -97,8 +98,8 @@ def draw_settings(environment: ClientEnvironment, number: int, driver: ConsumerD
         evidence.follows.add(number)
     name, options = driver.member.name, driver.options
     batch = BATCHES[number % len(BATCHES)]
-    waits = {} if batch is None else {"batch_wait_s": BATCH_WAIT_S}
-    return check_settings(name, options, workers, order, None, unkeyed, None, Exception, after, window, batch, **waits)
+    lists = None if batch is None else Batches(batch, BATCH_WAIT_S)
+    return check_settings(name, options, workers, order, None, unkeyed, None, Exception, after, window, lists)
 
 
 def _lane_of(order: Order | None, unkeyed: Unkeyed) -> Callable[[str, int, int], Hashable]:

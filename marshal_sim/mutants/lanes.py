@@ -71,16 +71,16 @@ def k7() -> list[Patch]:
 
 
 def k8() -> list[Patch]:
-    may_begin = Processing._may_begin
+    begins = Processing._begins
 
     def whatever_is_paused(self: Processing[Any, Any], message: AnyMessage) -> bool | None:
         paused, self._queue.user_paused = self._queue.user_paused, set()
         try:
-            return may_begin(self, message)
+            return begins(self, message)
         finally:
             self._queue.user_paused = paused
 
-    return [(Processing, "_may_begin", whatever_is_paused)]
+    return [(Processing, "_begins", whatever_is_paused)]
 
 
 def k9() -> list[Patch]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from marshal_py import Message, Retry, aio
+from marshal_py import Batches, Message, Retry, aio
 from marshal_py.client.process import process
 from marshal_py.client.process.processing import Processing
 from marshal_py.errors import EventLoopMisuse, InvalidOption, ReentrantCall
@@ -321,22 +321,29 @@ def test_what_a_handler_sets_in_its_context_is_gone_with_it(memory: MemoryTestCl
     assert found == [(-1, True)] * 20
 
 
-def test_a_freed_worker_begins_with_the_next_message_in_the_same_turn(memory: MemoryTestCluster) -> None:
+def test_a_freed_worker_begins_with_the_next_message_in_the_same_turn(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "TURN_S", 0.0)
     topic, seen = fill(memory, 20, keys=20), []
 
     async def main() -> None:
+        gates = [asyncio.Event() for _ in range(20)]
+
         async def handle(message: Message) -> None:
             seen.append("begins")
-            await until(lambda: message.offset or work.stats().waiting == 19, "the others wait")
-            await asyncio.sleep(0.001)
-            if message.offset < 19:
+            await gates[message.offset].wait()
+            if message.offset < 18:
                 asyncio.get_running_loop().call_soon(seen.append, "next turn")
 
-        async with opened(memory, topic) as consumer, consumer.process(handle, workers=1) as work:
-            await until(lambda: work.stats().finished == 20, "all are handled")
+        async with opened(memory, topic) as consumer, consumer.process(handle, workers=2) as work:
+            await until(lambda: len(seen) == 2 and work.stats().waiting == 18, "the others wait")
+            for offset, gate in enumerate(gates):
+                gate.set()
+                await until(lambda ended=offset + 1: work.stats().finished == ended, "it has ended")
 
     asyncio.run(main())
-    assert seen == ["begins"] + ["begins", "next turn"] * 19
+    assert seen == ["begins"] * 2 + ["begins", "next turn"] * 18
 
 
 def test_handlers_that_do_not_wait_let_other_tasks_run(
@@ -404,7 +411,7 @@ def test_a_handler_whose_task_is_cancelled_holds_up_its_key_until_its_message_ha
     assert began == [0, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("batch", [{}, {"batch": 2}])
+@pytest.mark.parametrize("batch", [{}, {"batch": Batches(2)}])
 def test_a_process_that_has_ended_looks_at_no_paused_partition(
     memory: MemoryTestCluster, batch: dict[str, Any]
 ) -> None:

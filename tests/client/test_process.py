@@ -1058,7 +1058,7 @@ async def _coroutine(message: Message) -> None: ...
         ({"retry_on": KeyboardInterrupt}, "retry_on"),
         ({"retry_on": None}, "retry_on"),
         ({"retry_on": "ValueError"}, "retry_on='ValueError'"),
-        ({"batch_wait_s": 1}, "batch_wait_s"),
+        ({"batch": 100}, r"batch=100.*Batches\(100, wait_s=0.1\)"),
         ({"handler": _coroutine}, "handler"),
         ({"handler": None}, "handler"),
         ({"timeout_s": 3}, "timeout_s"),

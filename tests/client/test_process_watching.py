@@ -7,7 +7,7 @@ import threading
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from marshal_py import Advisory, Marshal, Message, Retry
+from marshal_py import Advisory, Batches, Marshal, Message, Retry
 from marshal_py.admin.watch import Watch
 from marshal_py.client.process import processing
 from marshal_py.client.values.info import HANDLER_S, HandlerTimes
@@ -89,7 +89,7 @@ def test_a_list_counts_as_one_handler(memory: MemoryTestCluster) -> None:
     with (
         memory.connect() as marshal,
         joined(marshal, memory.group(), [topic]) as consumer,
-        consumer.process(lambda messages: None, batch=6, batch_wait_s=3_600) as work,
+        consumer.process(lambda messages: None, batch=Batches(6, wait_s=3_600)) as work,
     ):
         until(lambda: work.stats().finished == 6, "all are handled")
         assert sum(work.stats().handler_s) == 1

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from marshal_py import Message, Reject, Retry
+from marshal_py import Batches, Message, Reject, Retry
 from marshal_py.errors import InvalidOption
 from marshal_py.otel import record_received, settling, traced
 from tests.client.test_async_process import opened
@@ -161,7 +161,7 @@ def test_a_list_is_one_span_with_links(memory: MemoryTestCluster) -> None:
     with (
         memory.connect() as marshal,
         joined(marshal, memory.group(), [topic]) as consumer,
-        consumer.process(traced(lambda messages: None), batch=3, batch_wait_s=3_600) as work,
+        consumer.process(traced(lambda messages: None), batch=Batches(3, wait_s=3_600)) as work,
     ):
         until(lambda: work.stats().finished == 3, "all are handled")
     (span,) = spans()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from marshal_py import Consumer, Message, Process, Retry
+from marshal_py import Batches, Consumer, Message, Process, Retry
 from marshal_py.client.process.worker_processes import WorkerProcess
 from marshal_py.errors import InvalidOption
 from marshal_py.info import PlainMessage
@@ -208,7 +208,7 @@ def test_errors_of_own_classes_keep_their_meaning(memory: MemoryTestCluster, lis
     options: dict[str, Any] = {"retry": AT_ONCE, "retry_on": worker_handlers.Busy, "executor": "processes"}
     handler: Any = worker_handlers.own_classes_in_lists if lists else worker_handlers.own_classes
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        with consumer.process(handler, workers=1, **options, **({"batch": 3} if lists else {})) as work:
+        with consumer.process(handler, workers=1, **options, **({"batch": Batches(3)} if lists else {})) as work:
             until(lambda: positions(consumer) == {0: 3}, "all are done")
             assert (work.stats().finished, work.stats().retried, work.stats().ended) == (2, 2, 1)
         events = [(event.kind, event.offset) for event in consumer.events()]
@@ -246,7 +246,7 @@ def test_lists_travel(memory: MemoryTestCluster, folder: Path) -> None:
         memory.connect() as marshal,
         joined(marshal, memory.group(), [topic]) as consumer,
         consumer.process(
-            worker_handlers.each, executor="processes", workers=2, batch=4, batch_wait_s=0.01, retry=AT_ONCE
+            worker_handlers.each, executor="processes", workers=2, batch=Batches(4, wait_s=0.01), retry=AT_ONCE
         ) as work,
     ):
         until(lambda: work.stats().finished == 30, "all are handled")
@@ -259,8 +259,8 @@ def test_lists_travel(memory: MemoryTestCluster, folder: Path) -> None:
     [
         (worker_handlers.bug, {"retry_on": ValueError}, KeyError),
         (worker_handlers.untellable, {"retry_on": ValueError}, RuntimeError),
-        (worker_handlers.no_list, {"batch": 3}, InvalidOption),
-        (worker_handlers.unnamed_in_lists, {"batch": 3, "retry_on": RuntimeError}, Exception),
+        (worker_handlers.no_list, {"batch": Batches(3)}, InvalidOption),
+        (worker_handlers.unnamed_in_lists, {"batch": Batches(3), "retry_on": RuntimeError}, Exception),
         (worker_handlers.frozen, {"retry_on": ValueError}, worker_handlers.Frozen),
         (worker_handlers.unreadable, {}, InvalidOption),
         (worker_handlers.generator, {}, InvalidOption),

@@ -33,7 +33,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import marshal_py
-from marshal_py import GroupConfig, subject_key
+from marshal_py import Batches, GroupConfig, subject_key
 from tests.support.kafka import start_cluster
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -158,7 +158,7 @@ def member(
     ):
         if workers:
             begun = (
-                consumer.process(functools.partial(handle_all, path), workers=workers, batch=batch, batch_wait_s=HELD_S)
+                consumer.process(functools.partial(handle_all, path), workers=workers, batch=Batches(batch, HELD_S))
                 if batch
                 else consumer.process(functools.partial(handle, path), workers=workers, executor=executor)
             )

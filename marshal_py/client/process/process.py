@@ -7,8 +7,7 @@ import contextvars
 import inspect
 import threading
 import time
-import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -297,7 +296,7 @@ class AsyncProcess(Running[K_co, V_co]):
         self._starting: asyncio.Task[None] | None = None  # has not begun; it will begin the next one
         self._turn_until = 0.0  # monotonic
         self._turning = False  # all tasks wait for the next turn
-        self._resumed = False  # a handler that waited goes on, so others have had a turn
+        self._newest: asyncio.Task[None] | None = None  # which has begun a handler last
         self._drained = False
         self._patience_s = LEAVE_TIMEOUT_S  # for handlers that run when it ends
         self._ended: asyncio.Event = asyncio.Event()
@@ -425,19 +424,21 @@ class AsyncProcess(Running[K_co, V_co]):
         self._begin()
 
     async def _work(self) -> None:
-        """Handles messages or batches while any is ready, and gives other tasks a turn every TURN_S, unless its handler
-        has waited: then the next one begins in the turn in which that one ended. It takes them itself: a task that is
-        cancelled before it begins has none."""
+        """Handles messages or batches while any is ready, and gives other tasks a turn every TURN_S, unless others have
+        begun while its handler waited: then the next one begins in the turn in which that one ended. It takes them
+        itself: a task that is cancelled before it begins has none. It ends where it must not go on with what a handler
+        left to it, which is a cancellation that was caught, or context variables that were set."""
         task, self._starting = self._starting, None
         assert task is not None
+        unset = contextvars.copy_context()
         while given := self._next():
             if self._starting is None:
                 self._begin()
+            self._newest = task
             await self._handle(given)
-            if task.cancelling():  # its handler has caught it; it must not end the next one
+            if task.cancelling() or contextvars.copy_context() != unset:
                 return
-            resumed, self._resumed = self._resumed, False
-            if not resumed and time.monotonic() >= self._turn_until:
+            if self._newest is task and time.monotonic() >= self._turn_until:
                 if not self._turning:
                     self._turning = True
                     asyncio.get_running_loop().call_soon(self._turn)
@@ -478,18 +479,18 @@ class AsyncProcess(Running[K_co, V_co]):
 
     async def _handle(self, given: Any) -> None:
         """Has a message or a batch handled. Raises CancelledError if its task is cancelled."""
-        processing, context = self._processing, contextvars.copy_context()
+        processing = self._processing
         limit: asyncio.Timeout | None = None
         try:
-            result = context.run(self._handler, given if self._single else list(given))  # a copy: it may be changed
+            result = self._handler(given if self._single else list(given))  # a copy: it may be changed
             if not inspect.isawaitable(result):
                 rule = "a coroutine function; Consumer.process calls plain ones, on threads"
                 answer = Answer(error=InvalidOption("handler", self._handler, rule), ends=True)
             elif self._timeout_s is None:
-                answer = answered(await self._in_context(context, result))
+                answer = answered(await result)
             else:
                 async with asyncio.timeout(self._timeout_s) as limit:
-                    answer = answered(await self._in_context(context, result))
+                    answer = answered(await result)
         except BaseException as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -499,26 +500,3 @@ class AsyncProcess(Running[K_co, V_co]):
                 raised.args = (f"the handler took longer than timeout_s={self._timeout_s:g}",)  # a letter has this text
             answer = Answer(error=raised)
         processing.settle_given(given, answer.result, answer.error, ends=answer.ends)
-
-    @types.coroutine
-    def _in_context(self, context: contextvars.Context, called: Awaitable[object]) -> Generator[Any, Any, object]:
-        """Awaits a handler in the context in which it was called, as its own task would: the next one does not find
-        what it sets."""
-        handler, run = called if inspect.iscoroutine(called) else _awaiting(called), context.run
-        try:
-            waits = run(handler.send, None)
-            while True:
-                try:
-                    result = yield waits
-                except BaseException as error:
-                    self._resumed = True
-                    waits = run(handler.throw, error)
-                else:
-                    self._resumed = True
-                    waits = run(handler.send, result)
-        except StopIteration as returned:
-            return returned.value
-
-
-async def _awaiting(handler: Awaitable[object]) -> object:
-    return await handler

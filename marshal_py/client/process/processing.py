@@ -138,10 +138,25 @@ WINDOW_MAX: Final = 100_000
 WORKERS: Final = 16  # threads, by default
 WORKERS_MAX: Final = 10_000
 BATCH_MAX: Final = 10_000  # messages: more take longer to handle than to fetch
-BATCH_WAIT_S: Final = 0.1
 TIMEOUT_S_MAX: Final = 2_000_000.0  # of a handler, 23 days: poll() takes no more milliseconds
 
 Executor = Literal["threads", "processes"]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Has a handler take lists: of up to `size` messages, once so many wait, or `wait_s` seconds after the first.
+
+    Raises InvalidOption.
+    """
+
+    size: int
+    wait_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_count("size", self.size, BATCH_MAX)
+        check_timeout(self.wait_s, option="wait_s")
+
 
 Outcomes = Sequence[BaseException | None] | None
 BatchHandler = Callable[[list[Message[K_co, V_co]]], Outcomes]
@@ -175,8 +190,7 @@ class Settings:
     after_dead_letter: AfterDeadLetter
     window: int
     deliveries: int | None
-    batch: int | None
-    batch_wait_s: float
+    batch: Batches | None
 
 
 def check_settings(
@@ -190,19 +204,15 @@ def check_settings(
     retry_on: type[BaseException] | Iterable[type[BaseException]],
     after_dead_letter: AfterDeadLetter,
     window: int,
-    batch: int | None = None,
-    batch_wait_s: float = BATCH_WAIT_S,
+    batch: Batches | None = None,
 ) -> Settings:
     """Returns the settings of a `process`. Raises InvalidOption, NeedsAtLeastOnce."""
     if options.delivery == "at_most_once":
         raise NeedsAtLeastOnce("process", group)
     _check_count("workers", workers, WORKERS_MAX)
     _check_count("window", window, WINDOW_MAX)
-    if batch is not None:
-        _check_count("batch", batch, BATCH_MAX)
-    check_timeout(batch_wait_s, option="batch_wait_s")
-    if batch is None and batch_wait_s != BATCH_WAIT_S:
-        raise InvalidOption("batch_wait_s", batch_wait_s, "left out, or together with batch=")
+    if batch is not None and not isinstance(batch, Batches):
+        raise InvalidOption("batch", batch, "Batches(100, wait_s=0.1), or None for one message at a time")
     _check_choice("order", order, ("key", "partition", None))
     _check_choice("unkeyed", unkeyed, ("parallel", "ordered"))
     _check_choice("after_dead_letter", after_dead_letter, ("continue", "key"))
@@ -219,9 +229,7 @@ def check_settings(
     deliveries = retry.deliveries or options.max_deliver
     if options.dead_letter_topic is not None:  # there the consumer itself ends messages after `max_deliver`
         deliveries = min(deliveries or DELIVERIES, options.max_deliver or sys.maxsize)
-    return Settings(
-        workers, order, key, unkeyed, retry, kinds, after_dead_letter, window, deliveries, batch, batch_wait_s
-    )
+    return Settings(workers, order, key, unkeyed, retry, kinds, after_dead_letter, window, deliveries, batch)
 
 
 def check_handler(handler: object) -> None:
@@ -344,6 +352,8 @@ class Processing(Generic[K_co, V_co]):
         self._held_up: dict[Claim, tuple[int, int, float]] = {}
         self._held_up_look_s = self._monotonic() + HELD_UP_LOOK_S
         self.refused: dict[int, str] = {}  # by thread: why its worker process cannot be started
+        batch = settings.batch
+        self._of_batches = (1, 0.0) if batch is None else (batch.size, batch.wait_s)
         self._batches = 0  # in work
         self._filling_since: float | None = None  # since when messages wait for the next batch to be full
         self._pid = os.getpid()
@@ -473,34 +483,33 @@ class Processing(Generic[K_co, V_co]):
 
     def _begins(self, message: AnyMessage) -> bool | None:
         """Has a message that works begin, if a handler may have it now. None: it waits again, because its gate is shut.
-        False: pass over it. Called with both locks held, so that no Release is sent in between."""
-        may = self._may_begin(message)
-        if may is None:
-            self._lanes.put_back(message)
-        elif may and (may := not self._lanes.follows_dead(message)):
-            self._begun_s[id(message)] = self._worked_at
-        return may
-
-    def _pass_over(self, message: AnyMessage) -> None:
-        """Ends a message that follows a dead letter of its key; without a claim it is of no concern any more."""
-        self._finish(message, ended=not claim_of(message).sealed and message.term(FOLLOWS))
-
-    def _may_begin(self, message: AnyMessage) -> bool | None:
-        """Tells whether a handler may begin with a message now. None: later. False: its partition has moved.
+        False: pass over it, as its partition has moved, or it follows a dead letter. Called with both locks held, so
+        that no Release is sent in between.
 
         As in an iteration, the clocks of the lease are read every GATE_MS, and the boot clock alone in between."""
         claim, clock = claim_of(message), self._context.clock
-        if claim.tp in self._queue.user_paused:
-            return None
         until_ns, now = self._gates.get(claim, (0, None))
+        if claim.tp in self._queue.user_paused:
+            self._lanes.put_back(message)
+            return None
         if now is None or claim.one_by_one or claim.phase is not ClaimPhase.OPEN or clock.boot_ns() >= until_ns:
             now = clock.now()
             open_ms = self._driver.member.open_ms(claim.epoch, now)
             self._gates[claim] = (now.boot_ms + min(open_ms, GATE_MS)) * 1_000_000, now
+            if open_ms <= 0 and claim.sealed:
+                return False
             if open_ms <= 0:
-                return False if claim.sealed else None
+                self._lanes.put_back(message)
+                return None
         begin(message, now.mono_ms)
+        if self._lanes.follows_dead(message):
+            return False
+        self._begun_s[id(message)] = self._worked_at
         return True
+
+    def _pass_over(self, message: AnyMessage) -> None:
+        """Ends a message that follows a dead letter of its key; without a claim it is of no concern any more."""
+        self._finish(message, ended=not claim_of(message).sealed and message.term(FOLLOWS))
 
     def settle(self, message: Message[K_co, V_co], error: BaseException | None, *, ends: bool | None = None) -> None:
         """Carries out a handler's answer: it returned (`error` None) or raised. `ends`: whether the error ends the
@@ -544,7 +553,7 @@ class Processing(Generic[K_co, V_co]):
 
     def batch_due_s(self) -> float:
         """Returns after how many seconds a worker looks for a batch again; 0: it is due. With `changed` held."""
-        size, lanes = self.settings.batch or 1, self._lanes
+        (size, wait_s), lanes = self._of_batches, self._lanes
         count = lanes.takeable(size)
         if not count:
             self._filling_since = None
@@ -554,7 +563,7 @@ class Processing(Generic[K_co, V_co]):
             self._filling_since = now_s
         if count >= size or self.draining:
             return 0.0
-        return min(IDLE_S, max(0.0, self._filling_since + self.settings.batch_wait_s - now_s))
+        return min(IDLE_S, max(0.0, self._filling_since + wait_s - now_s))
 
     def begin_batch(self) -> tuple[list[Message[K_co, V_co]], bool]:
         """Returns the messages of the next batch, none if none may begin, and as `begin` does.
@@ -565,7 +574,7 @@ class Processing(Generic[K_co, V_co]):
         if self._lanes.shut:
             self._reopen()
         batch: list[Message[K_co, V_co]] = []
-        size, shut, alone = self.settings.batch or 1, False, False
+        (size, _), shut, alone = self._of_batches, False, False
         while len(batch) < size and not alone:
             self._worked_at = self._monotonic()
             with self._context.lock, self._lock:

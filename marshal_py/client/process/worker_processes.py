@@ -71,13 +71,15 @@ class Answer(NamedTuple):
 
 
 NOT_BEGUN: Final = Answer()  # no handler has begun
+RETURNED: Final = Answer()  # a handler that returned None
 
 
 def answered(result: object) -> Answer:
     """Returns what comes of a handler that has returned this."""
+    if result is None:  # nearly always
+        return RETURNED
     try:
-        if result is not None:  # it is None nearly always
-            check_returned(result)
+        check_returned(result)
     except InvalidOption as refused:
         return Answer(error=refused, ends=True)
     return Answer(result)
