@@ -510,7 +510,7 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
         if not is_probe(verdict):
             quiet_ms = record.timestamp_ms - (last_ms or record.timestamp_ms)
             quiet_ms = quiet_ms if is_quiet(group, quiet_ms) else 0
-            last_ms = record.timestamp_ms if group is not None and group.sessions else 0
+            last_ms = max(last_ms, record.timestamp_ms) if group is not None and group.sessions else 0
         if first is None:
             continue
         kind = type(verdict.record).__name__ if verdict.record is not None else "unreadable"

@@ -163,7 +163,7 @@ class PictureReader:
         group = self._known()
         if self._written_ms is not None and is_quiet(group, time_ms - self._written_ms):
             self._quiet.append((self._written_ms, time_ms, offset))
-        self._written_ms = time_ms if group is not None and group.sessions else None
+        self._written_ms = max(time_ms, self._written_ms or 0) if group is not None and group.sessions else None
 
     def _keep(self, verdict: Verdict, time_ms: int) -> None:
         record = verdict.record

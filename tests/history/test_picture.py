@@ -128,14 +128,15 @@ def test_a_time_without_a_sign_of_life_is_drawn_and_the_probes_after_it_are_no_m
     before = book.last
     probe = book.must(Note(session, PROBE, text="1"))
     alive = book.must(Heartbeat(session, 1))
+    late = book.must(Heartbeat(session, 2))  # it was sent before
+    book.must(Heartbeat(session, 3))
     book.must(Leave(session, "bye"))
     book.join("d")
     reader = PictureReader(World(), GROUP, 0, time_of(book.last) + 300_000)
     for offset, value in enumerate(book.values):
-        later_ms = (
-            30_000 * (offset > before) + 30_000 * (offset > probe) + 120_000 * (offset == book.last)
-        )  # without consumers it is not quiet
-        reader.read(offset, time_of(offset) + later_ms, value)
+        later_ms = 30_000 * (offset > before) + 30_000 * (offset > probe)
+        later_ms += 120_000 * (offset == book.last)  # without consumers it is not quiet
+        reader.read(offset, time_of(offset) + later_ms * (offset != late), value)
     picture = reader.finish()
     began, ended = time_of(before) - picture.from_ms, time_of(alive) + 60_000 - picture.from_ms
     last_ms = time_of(book.last) + 180_000 - picture.from_ms
