@@ -106,7 +106,7 @@ COMMANDS: Final = {
     ),
     "simulate": Command(
         "Run the protocol in simulated clusters with faults, and judge each run by the promises.",
-        "marshal_sim.commands.simulate",
+        "marshal_sim.commands.simulate simulate EXAMPLE",
     ),
 }
 

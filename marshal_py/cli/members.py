@@ -1,8 +1,8 @@
-"""`marshal members step-down / unpin` and `marshal evict`: the consumers of a live group."""
+"""`marshal members step-down` and `marshal evict`: the consumers of a live group."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 from msgspec import Struct
@@ -13,7 +13,6 @@ from marshal_py.cli.documents import prints
 from marshal_py.cli.options import command
 
 STEP_DOWN_EXAMPLE: Final = output.example("marshal members step-down billing worker-1 --reason 'slow disk' --yes")
-UNPIN_EXAMPLE: Final = output.example("marshal members unpin billing --reason 'move it to the other rack' --yes")
 EVICT_EXAMPLE: Final = output.example("marshal evict billing 4711 --yes")
 
 app: Final = typer.Typer(help="Administer the consumers of a group.", no_args_is_help=True, rich_markup_mode=None)
@@ -35,24 +34,28 @@ class Evicted(Struct, frozen=True):
     ended_by: str
 
 
-class Unpinned(Struct, frozen=True):
-    """The session whose pin is to end. `given_back`: whether it has ended already."""
-
-    group: str
-    session: int
-    given_back: bool
-
-
 @app.command("step-down", epilog=STEP_DOWN_EXAMPLE)
 @command
 @prints(SteppedDown)
-def step_down(options: changes.ChangeOptions, group: changes.GroupName, session: changes.SessionName) -> None:
+def step_down(
+    options: changes.ChangeOptions,
+    group: changes.GroupName,
+    session: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SESSION",
+            help="Its number, its client id or its member name; the pinned one if left out (policy pinned).",
+        ),
+    ] = None,
+) -> None:
     """Demote a session: it stays, but receives only partitions that nobody else can take.
 
-    This lasts until its process is restarted or somebody runs `marshal groups update`, which clears it for all.
+    The pinned one finishes its handlers, and another one is pinned. This lasts until its process is restarted or
+    somebody runs `marshal groups update`, which clears it for all.
     """
     target = options.group(group)
-    number = changes.find_session(target, session)
+    with target.runner() as runner:
+        number = impact.session_to_demote(runner.context, session)
     found = target.impact(lambda context: impact.of_step_down(context, number))
     if not options.confirmed(group, lambda: found, f"Demote session {number} of group {group!r}?"):
         return
@@ -84,28 +87,3 @@ def evict(options: changes.ChangeOptions, group: changes.GroupName, session: cha
         if by
         else f"session {number} of group {group!r} has ended by itself",
     )
-
-
-@app.command("unpin", epilog=UNPIN_EXAMPLE)
-@command
-@prints(Unpinned)
-def unpin(options: changes.ChangeOptions, group: changes.GroupName) -> None:
-    """End the pin. Another consumer is pinned as soon as the handlers of this one are done.
-
-    The consumer that is unpinned stays in the group, the last in line until the group's settings change.
-    """
-    target = options.group(group)
-    if not options.confirmed(
-        group, lambda: target.impact(impact.of_unpinning), f"Unpin the consumer of group {group!r}?"
-    ):
-        return
-    before = target.pin_info().pinned_id
-    session = target.unpin(options.reason)
-    given_back = target.pin_info().pinned_id != before
-    done = f"session {session} of group {group!r} "
-    if given_back:
-        done += "is unpinned"
-    else:
-        done += "is asked to give the pin back; it has not done so yet: it waits for its handlers, or does not answer "
-        done += f"(marshal state {group} --settings)"
-    options.print_result(Unpinned(group, session, given_back), done)

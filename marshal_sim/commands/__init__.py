@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("simulate", "verify")
+DOORS: Final = ("exhaustive", "mutants", "simulate", "verify")

@@ -1,15 +1,13 @@
-"""`marshal simulate audit FILE`: judges a dump of a cluster, and runs simulated consumers from its final state."""
+"""`marshal simulate --dump FILE`: judges a dump of a cluster, and runs simulated consumers from its final state.
+
+No command is defined here.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
-
-import typer
 
 from marshal_py.cli import output
-from marshal_py.cli.documents import prints
-from marshal_py.cli.options import Json, command
 from marshal_py.transport.dump import check_whole
 from marshal_sim.cluster.dump_state import read
 from marshal_sim.cluster.scenario import Options
@@ -18,54 +16,30 @@ from marshal_sim.tools import dump_audit, sweep
 from marshal_sim.tools.dump_audit import Audit
 from marshal_sim.tools.schedule import Schedule
 
-EXAMPLE: Final = output.example("marshal simulate audit billing.dump --seeds 0:4 --json")
 
-
-@command
-@prints(Audit, sweep.Total, one_run.ScheduleResult, sweep.TraceEvent)
-def audit(
-    dump: Annotated[Path, typer.Argument(metavar="FILE", help="A dump (`marshal log dump`).")],
-    wanted: seeds.Seeds = None,
-    seed: seeds.Seed = None,
-    group: Annotated[
-        str | None, typer.Option("--group", metavar="GROUP", help="Runs continue with this group alone.")
-    ] = None,
-    trace: one_run.Trace = False,
-    shrink: one_run.Shrink = None,
-    html: one_run.Html = None,
-    processes: seeds.Processes = None,
-    as_json: Json = False,
+def go_on(
+    dump: Path,
+    group: str,
+    wanted: str | None,
+    seed: int | None,
+    asked: one_run.Asked,
+    processes: int | None,
+    as_json: bool,
 ) -> None:
-    """Audit a log dump: fold it by two folds, compare them after every record, and judge the log by the promises.
-
-    With --seeds or --seed, continue from its final state: simulated consumers evict its dead sessions and take over
-    under injected faults. Exit code 1: a promise is broken; then nothing is run from there.
-
-    \b
-    A dump is made by:
-      marshal log dump billing --output billing.dump
-    """
-    if wanted is not None and seed is not None:
-        raise typer.BadParameter("one of --seeds, --seed")
-    if seed is None and (trace or shrink is not None or html is not None):
-        raise typer.BadParameter("--trace, --shrink and --html need --seed")
-    if group is not None and wanted is None and seed is None:
-        raise typer.BadParameter("--group says with whom runs continue: give --seeds or --seed too")
-    check_whole(dump)
-    chosen = None if wanted is None else seeds.seed_range(wanted)
-    _show(dump, as_json)
-    options = Options(dump=str(dump.resolve()), group=group or "")
-    command, words = f"audit {dump}", f"--group {group} " if group else ""
+    """Runs seeds from the final state of a dump. `group`: with this one alone; "" for all."""
+    options = Options(dump=str(dump.resolve()), group=group)
+    words = f"--dump {dump} " + (f"--group {group} " if group else "")
     if seed is not None:
-        asked = one_run.Asked(trace, shrink, html)
-        one_run.run_one(Schedule(seed, options), seeds.again(seed, words=words, command=command), asked, as_json)
-    elif chosen is not None:
+        one_run.run_one(Schedule(seed, options), seeds.again(seed, words=words), asked, as_json)
+    elif wanted is not None:
+        chosen = seeds.seed_range(wanted)
         read(options.dump, options.group)  # so that a dump that cannot be used is refused here, not in some process
-        seeds.print_many(sweep.sweep(chosen, processes or sweep.cores(), options), len(chosen), as_json, words, command)
+        seeds.print_many(sweep.sweep(chosen, processes or sweep.cores(), options), len(chosen), as_json, words)
 
 
-def _show(dump: Path, as_json: bool) -> None:
+def judge(dump: Path, as_json: bool) -> None:
     """Judges the dump. Exit code 1 if a promise is broken: runs from such a state would prove nothing."""
+    check_whole(dump)
     found = dump_audit.audit(dump)
     if as_json:
         output.print_json(found)

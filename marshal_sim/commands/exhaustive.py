@@ -1,4 +1,4 @@
-"""`marshal simulate exhaustive NAME`: every interleaving of a small model, its counts and violations."""
+"""`python -m marshal_sim exhaustive NAME`: every interleaving of a small model, its counts and violations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marshal_sim.exhaustive.bfs import Progress, SearchReport
 from marshal_sim.exhaustive.configurations import MODELS, QUICK
 from marshal_sim.exhaustive.explore import STATES_MAX, explore
 
-EXAMPLE: Final = output.example("marshal simulate exhaustive list")
+EXAMPLE: Final = output.example("python -m marshal_sim exhaustive list")
 LIST: Final = "list"
 ALL: Final = "all"
 

@@ -1,4 +1,4 @@
-"""`marshal simulate mutants`: bugs planted on purpose. A search that does not find them proves nothing."""
+"""`python -m marshal_sim mutants`: bugs planted on purpose. A search that does not find them proves nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from marshal_sim.commands import one_run, seeds
 from marshal_sim.mutants.mutants import MUTANTS, SEEDS_BASE
 from marshal_sim.tools import sweep
 
-EXAMPLE: Final = output.example("marshal simulate mutants X9")
+EXAMPLE: Final = output.example("python -m marshal_sim mutants X9")
 SCHEDULES: Final = 10_000
 
 MutantRun: Final = with_fields("MutantRun", Result, mutant=str, found=bool, schedules=int, again=str)

@@ -93,7 +93,7 @@ def show(
                 queries=options.queries, policy=options.policy, **{name: getattr(options, name) for name in seeds.FLAGS}
             )
         )
-        again = f"marshal simulate run {seeds.words_of(options)}--seed {seed} --trace"
+        again = f"marshal simulate {seeds.words_of(options)}--seed {seed} --trace"
     run_one(schedule, again, asked, as_json)
 
 
@@ -104,7 +104,7 @@ def run_one(schedule: Schedule, again: str, asked: Asked, as_json: bool) -> None
         if not run(schedule).violations:
             raise output.CommandFailed("--shrink: this run violates nothing, so there is nothing to shrink")
         small = shrink(schedule, lambda smaller: output.say(f"smaller: {' '.join(text_of(smaller).split())}"))
-        schedule, again = small.schedule, f"marshal simulate run --scenario {keep}"
+        schedule, again = small.schedule, f"marshal simulate --scenario {keep}"
         head = f"# {telling(small.result.violations).text}\n# {again}\n"
         keep.write_text(head + text_of(schedule), encoding="utf-8")
     watched = sweep.trace_schedule(schedule)
@@ -122,7 +122,7 @@ def _wanted(file: Path | None, seed: int | None, mutant: str | None) -> tuple[Sc
         assert seed is not None  # the command has checked it
         return of_seed(seed, mutant), seeds.again(seed, mutant)
     try:
-        return parse(file.read_text(encoding="utf-8")), f"marshal simulate run --scenario {file}"
+        return parse(file.read_text(encoding="utf-8")), f"marshal simulate --scenario {file}"
     except InvalidOption as error:
         raise typer.BadParameter(f"{file}: {error}") from error
 

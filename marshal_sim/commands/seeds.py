@@ -32,17 +32,16 @@ def seed_range(text: str) -> range:
     return seeds
 
 
-def print_many(results: Iterable[Counted], count: int, as_json: bool, words: str = "", command: str = "run") -> None:
+def print_many(results: Iterable[Counted], count: int, as_json: bool, words: str = "") -> None:
     """Prints the sum of the results. Ends in exit code 1 if a run violates a promise, or if nobody took over or nothing
-    was delivered in any of them. `command`, `words`: the subcommand, and the options besides the seed, that repeat a
-    run."""
+    was delivered in any of them. `words`: the options besides the seed that repeat a run."""
     found = sweep.total(_watched(results, count))
     if as_json:
         output.print_json(found)
     else:
         print_figures(found._asdict())
         for seed in found.failing:
-            print(f"again: {again(seed, words=words, command=command)}")
+            print(f"again: {again(seed, words=words)}")
     if found.void:
         output.say("marshal: void: nobody took over, or nothing was delivered; this search proves nothing")
     if found.violations or found.void:
@@ -94,7 +93,7 @@ def words_of(options: Options) -> str:
     return queries + policy + "".join(flags)
 
 
-def again(seed: int, mutant: str | None = None, words: str = "", command: str = "run") -> str:
-    """Returns the command that repeats a run. `command`: the subcommand, with its argument."""
-    command = command if mutant is None else f"mutants {mutant}"
-    return f"marshal simulate {command} {words}--seed {seed} --trace"
+def again(seed: int, mutant: str | None = None, words: str = "") -> str:
+    """Returns the command that repeats a run."""
+    start = "marshal simulate" if mutant is None else f"python -m marshal_sim mutants {mutant}"
+    return f"{start} {words}--seed {seed} --trace"

@@ -117,7 +117,7 @@ def _row(result: Result, options: Options) -> dict[str, Any]:
 
 def _again(seed: int, options: Options) -> str:
     if options == Options():
-        return f"marshal simulate run --seed {seed} --trace"
+        return f"marshal simulate --seed {seed} --trace"
     given = {name: value for name, value in options._asdict().items() if value != Options._field_defaults[name]}
     words = ", ".join(f"{name}={value!r}" for name, value in given.items())
     return f"simulate({seed}, Options({words}))  # of marshal_sim.cluster.run and .scenario"

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from marshal_py.cli import advisories, consume, demo, doctor, log, state, timeline
-from marshal_sim.commands import audit, exhaustive, verify
+from marshal_sim.commands import exhaustive, simulate, verify
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
+from tests.support.command_line import simulate as simulated
 
 EXAMPLES = [
     consume.EXAMPLE,
@@ -26,7 +27,7 @@ EXAMPLES = [
     log.SNAPSHOT_EXAMPLE,
     advisories.EXAMPLE,
     log.RESET_EXAMPLE,
-    audit.EXAMPLE,
+    simulate.EXAMPLE,
     exhaustive.EXAMPLE,
 ]
 DUMP = "billing.dump"  # what examples write and read
@@ -95,6 +96,7 @@ def test_the_example_of_the_demo_runs(shell: Shell, path_with_marshal: str) -> N
 
 @pytest.mark.parametrize("example", [*EXAMPLES, demo.EXAMPLE], ids=command_of)
 def test_the_help_text_shows_it_in_one_line(shell: Shell, example: str) -> None:
-    words = command_of(example).split("marshal ", 1)[1].split()
-    command = words[:2] if words[0] in ("log", "simulate") else words[:1]
-    assert command_of(example) in shell.run(*command, "--help").stdout
+    words = re.split("marshal |marshal_sim ", command_of(example), maxsplit=1)[1].split()
+    command = words[:2] if words[0] == "log" else words[:1]
+    shown = simulated(*command, "--help") if words[0] == "exhaustive" else shell.run(*command, "--help")
+    assert command_of(example) in shown.stdout

@@ -63,7 +63,7 @@ def test_the_commands_accept_the_log() -> None:
     assert report["ok"], report["first"]
     assert report["heartbeat_digests"] + report["other_fold_versions"] > 10
     assert report["snapshot_digests"] > 4
-    audit = shell.json("simulate", "audit", str(DUMP))
+    audit = shell.json("simulate", "--dump", str(DUMP))
     assert audit["verdict"] == "ok", audit["first"]
     assert audit["records"] == report["records"] == sum(len(shown) for shown in verdicts())
     assert min(audit[what] for what in ("handovers", "takeovers", "evictions", "grants", "pauses", "moves")) > 0

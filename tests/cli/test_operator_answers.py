@@ -97,16 +97,16 @@ def test_a_shift_beyond_the_end_is_refused_before_the_group_is_paused(desk: Desk
         assert not [one for one in observer.advisories(GROUP) if one is not None and one.kind == "paused"]
 
 
-def test_an_unpin_says_that_the_pin_is_not_given_back_yet(desk: Desk) -> None:
+def test_a_pinned_consumer_that_steps_down_is_said_to_finish_its_handlers_first(desk: Desk) -> None:
     cluster = desk.cluster
     cluster.connect("admin").create_group(GROUP, GroupConfig(policy="pinned", priority_groups=["jobs"]))
     cluster.produce(TOPIC, b"one", partition=0)
     consumer = cluster.connect("one").consumer(GROUP, [TOPIC], start="earliest", priority_group="jobs")
     assert consumer.next(5) is not None  # its handler does not end
-    answer = desk.run("members", "unpin", GROUP, "--yes")
+    shown = desk.run("members", "step-down", GROUP, "--dry-run")
+    assert "would finish its handlers and be pinned no longer" in shown.stdout
+    answer = desk.run("members", "step-down", GROUP, "--yes")
     assert answer.exit_code == 0, answer.output
-    assert "has not done so yet" in answer.output
-    assert "is unpinned" not in answer.output
 
 
 def test_doctor_says_of_the_group_that_it_is_asked_about_that_nobody_is_there(

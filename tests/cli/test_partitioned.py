@@ -317,7 +317,7 @@ def test_a_pinned_consumer_is_killed_and_unpinned(shell: Shell, consumers: Consu
     wait_until(lambda: claims(shell, "rack") == {second: 6}, "the standby has all partitions, and the pin")
     before = pinned()
     assert (before["client_id"], before["pinned_id"] > (first["pinned_id"] or "")) == (second, True)
-    assert shell.run("members", "unpin", "rack", "--yes").exit_code == 0
+    assert shell.run("members", "step-down", "rack", "--yes").exit_code == 0
     wait_until(lambda: (pinned()["pinned_id"] or "") > before["pinned_id"], "a new pin")
     assert [one["name"] for one in info(shell, "rack")["priority_groups"]] == ["eu"]
     assert "standbys: -" in shell.run("state", "rack", "--settings").stdout

@@ -26,7 +26,7 @@ from marshal_sim.tools import sweep
 from marshal_sim.tools.schedule import Schedule, text_of
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
 from tests.support import dumps
-from tests.support.command_line import invoke
+from tests.support.command_line import simulate as run
 from tests.support.differential_log import DifferentialLog
 from tests.support.timeline_page import data_in
 
@@ -49,10 +49,6 @@ TOTALS = {
 }
 
 
-def run(*arguments: str) -> Result:
-    return invoke(["simulate", *arguments])
-
-
 @functools.cache
 def ran_of(seed: int) -> Ran:
     """The result of a seed of the shipped code; several tests look at the first ones."""
@@ -68,9 +64,7 @@ def objects(result: Result) -> list[dict[str, Any]]:
 
 def test_the_sum_is_the_same_with_one_process_and_with_two() -> None:
     """Also with other hash seeds: the spawned processes draw their own."""
-    one, two = (
-        run("run", "--seeds", f"{SEEDS.start}:{SEEDS.stop}", "--processes", number, "--json") for number in ("1", "2")
-    )
+    one, two = (run("--seeds", f"{SEEDS.start}:{SEEDS.stop}", "--processes", number, "--json") for number in ("1", "2"))
     assert one.exit_code == two.exit_code == 0, one.output + two.output
     assert objects(one) == objects(two)
     (found,) = objects(one)
@@ -83,7 +77,7 @@ def test_the_sum_is_the_same_with_one_process_and_with_two() -> None:
 
 
 def test_every_seed_counts_in_the_hash() -> None:
-    hashes = {run("run", "--seeds", seeds, "--processes", "1", "--json").stdout for seeds in ("5:7", "5:8", "6:8")}
+    hashes = {run("--seeds", seeds, "--processes", "1", "--json").stdout for seeds in ("5:7", "5:8", "6:8")}
     assert len(hashes) == 3
 
 
@@ -105,19 +99,19 @@ def violated(result: Ran) -> Ran:
 
 def test_a_violation_is_1_and_names_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     with changed(monkeypatch, violated):
-        as_json = run("run", "--seeds", "5:7", "--processes", "1", "--json")
-        plain = run("run", "--seeds", "5:7", "--processes", "1")
+        as_json = run("--seeds", "5:7", "--processes", "1", "--json")
+        plain = run("--seeds", "5:7", "--processes", "1")
     assert as_json.exit_code == plain.exit_code == 1
     (found,) = objects(as_json)
     assert (found["violations"], found["failing"]) == (1, [FIRST])
     assert "seed 5: S2 violated at 17 ms, log offset 4: planted" in plain.stderr
-    assert "again: marshal simulate run --seed 5 --trace" in plain.stdout
+    assert "again: marshal simulate --seed 5 --trace" in plain.stdout
 
 
 @pytest.mark.parametrize("figure", ["takeovers", "deliveries"])
 def test_a_void_search_is_1(monkeypatch: pytest.MonkeyPatch, figure: str) -> None:
     with changed(monkeypatch, lambda result: result._replace(**{figure: 0})):
-        result = run("run", "--seeds", "5:6", "--processes", "1", "--json")
+        result = run("--seeds", "5:6", "--processes", "1", "--json")
     assert result.exit_code == 1
     assert objects(result)[0]["void"] is True
     assert "void" in result.stderr
@@ -127,21 +121,21 @@ def test_a_void_search_is_1(monkeypatch: pytest.MonkeyPatch, figure: str) -> Non
 
 
 def test_one_seed_prints_its_counters() -> None:
-    (found,) = objects(run("run", "--seed", "3", "--json"))
+    (found,) = objects(run("--seed", "3", "--json"))
     ran = ran_of(3)
     for name in ("seed", "verdict", "takeovers", "deliveries", "events", "trace_hash", "strikes", "counted"):
         assert found[name] == getattr(ran, name)
     assert found["scenario"]["kinds"] == sorted(ran.scenario.kinds)
-    plain = run("run", "--seed", "3")
+    plain = run("--seed", "3")
     assert plain.exit_code == 0
     assert ran.trace_hash in plain.stdout
-    assert plain.stdout.splitlines()[-1] == "again: marshal simulate run --seed 3 --trace"
+    assert plain.stdout.splitlines()[-1] == "again: marshal simulate --seed 3 --trace"
 
 
 def test_a_trace_tells_everything_and_changes_nothing() -> None:
     # Of one log that stays: offsets of several logs would not be one row.
     seed = next(seed for seed in range(3, 100) if not ran_of(seed).scenario.kinds & {"logs", "recreate", "gap"})
-    *trace, found = objects(run("run", "--seed", str(seed), "--trace", "--json"))
+    *trace, found = objects(run("--seed", str(seed), "--trace", "--json"))
     ran = ran_of(seed)
     assert found["trace_hash"] == ran.trace_hash
     times = [event["ms"] for event in trace]
@@ -151,7 +145,7 @@ def test_a_trace_tells_everything_and_changes_nothing() -> None:
     assert {event["verdict"] for event in records} <= {"accepted", "rejected", "ignored"}
     assert sum(event["what"] == "delivery" for event in trace) == ran.deliveries
     assert sum(event["what"] == "fault" for event in trace) == sum(ran.strikes.values())
-    plain = run("run", "--seed", str(seed), "--trace").stdout.splitlines()
+    plain = run("--seed", str(seed), "--trace").stdout.splitlines()
     first = next(line for line in plain if "@0" in line.split())
     assert first.split()[1] == "ms"
     assert "accepted  the log begins" in first
@@ -167,7 +161,7 @@ def test_watching_a_run_leaves_it_as_it_is(kind: str) -> None:
 
 def test_a_seed_with_a_violation_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
     with changed(monkeypatch, violated):
-        result = run("run", "--seed", str(FIRST))
+        result = run("--seed", str(FIRST))
     assert result.exit_code == 1
     assert "S2 violated at 17 ms, log offset 4: planted" in result.stdout
 
@@ -239,18 +233,18 @@ def test_a_failing_seed_is_told_shrunk_kept_and_replayed(tmp_path: Path) -> None
     assert shrunk.exit_code == 1
     assert f"mutant {QUICK}\n" in kept.read_text(encoding="utf-8")
     (first,) = objects(shrunk)
-    (second,) = objects(run("run", "--scenario", str(kept), "--json"))
+    (second,) = objects(run("--scenario", str(kept), "--json"))
     assert first == second
-    assert first["again"] == f"marshal simulate run --scenario {kept}"
+    assert first["again"] == f"marshal simulate --scenario {kept}"
 
 
 def test_what_cannot_be_shrunk_or_read_says_so(tmp_path: Path) -> None:
-    refused = run("run", "--seed", "3", "--shrink", str(tmp_path / "kept.txt"))
+    refused = run("--seed", "3", "--shrink", str(tmp_path / "kept.txt"))
     assert refused.exit_code == 1
     assert "nothing to shrink" in refused.stderr
     bad = tmp_path / "bad.txt"
     bad.write_text("seed 1\nkinds rain\n", encoding="utf-8")
-    named = run("run", "--scenario", str(bad))
+    named = run("--scenario", str(bad))
     assert named.exit_code == 2
     assert "line 2" in named.stderr
 
@@ -259,7 +253,7 @@ def test_a_page_of_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Its histogram is that of this run and of the next ones; two of them say how."""
     monkeypatch.setattr(one_run, "NEIGHBOURS", 3)
     html = tmp_path / "report.html"
-    done = run("run", "--seed", str(FIRST), "--html", str(html))
+    done = run("--seed", str(FIRST), "--html", str(html))
     assert done.exit_code == 0, done.output
     text = html.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
@@ -277,14 +271,14 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_dump_is_judged_and_runs_go_on_from_it(dump: Path) -> None:
-    (found,) = objects(run("audit", str(dump), "--json"))
+    (found,) = objects(run("--dump", str(dump), "--json"))
     assert (found["verdict"], found["violations"], found["first"]) == ("ok", 0, None)
     assert min(found[name] for name in ("records", "sessions", "claims", "handovers", "digests")) > 0
-    plain = run("audit", str(dump))
+    plain = run("--dump", str(dump))
     assert plain.exit_code == 0
     assert f"{found['claims']} claims, {found['handovers']} hand-overs" in plain.stdout
     assert plain.stdout.splitlines()[-1] == "no promise is broken, as far as a log shows"
-    again, races = objects(run("audit", str(dump), "--seeds", "0:2", "--processes", "1", "--json"))
+    again, races = objects(run("--dump", str(dump), "--seeds", "0:2", "--processes", "1", "--json"))
     assert again == found
     assert set(races) == TOTALS
     assert (races["seeds"], races["violations"], races["void"]) == (2, 0, False)
@@ -293,12 +287,12 @@ def test_a_dump_is_judged_and_runs_go_on_from_it(dump: Path) -> None:
 def test_one_run_from_a_dump_is_told(dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_run, "NEIGHBOURS", 3)
     html = tmp_path / "report.html"
-    done = run("audit", str(dump), "--seed", "1", "--trace", "--html", str(html), "--group", "billing")
+    done = run("--dump", str(dump), "--seed", "1", "--trace", "--html", str(html), "--group", "billing")
     assert done.exit_code == 0, done.output
     assert "c1#0" in done.stdout
-    assert done.stdout.splitlines()[-1] == f"again: marshal simulate audit {dump} --group billing --seed 1 --trace"
+    assert done.stdout.splitlines()[-1] == f"again: marshal simulate --dump {dump} --group billing --seed 1 --trace"
     assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
-    refused = run("audit", str(dump), "--seed", "1", "--group", "nobody")
+    refused = run("--dump", str(dump), "--seed", "1", "--group", "nobody")
     assert refused.exit_code == 1
     assert "it holds no group 'nobody'; it has audit, billing" in refused.stderr
 
@@ -310,10 +304,10 @@ def test_a_violation_from_a_dump_is_shrunk_and_kept_with_it(tmp_path: Path) -> N
     with switched_on(MUTANTS[QUICK]):
         seed = next(seed for seed in range(40) if run_seed(seed, bias).violations)
     kept.write_text(text_of(Schedule(seed, bias, QUICK)), encoding="utf-8")
-    shrunk = run("run", "--scenario", str(kept), "--shrink", str(kept), "--json")
+    shrunk = run("--scenario", str(kept), "--shrink", str(kept), "--json")
     assert shrunk.exit_code == 1
     assert f"dump {dump}\n" in kept.read_text(encoding="utf-8")
-    assert objects(run("run", "--scenario", str(kept), "--json")) == objects(shrunk)
+    assert objects(run("--scenario", str(kept), "--json")) == objects(shrunk)
 
 
 def test_a_broken_promise_in_a_dump_is_1_and_nothing_goes_on(tmp_path: Path) -> None:
@@ -323,13 +317,13 @@ def test_a_broken_promise_in_a_dump_is_1_and_nothing_goes_on(tmp_path: Path) -> 
         lie = Checkpoint(16, 1, 2, FOLD_VERSION) if number == 20 else None
         book.must(Heartbeat(session, number, (ClaimState(epoch, 101 + number),), digest=lie))
     path = dumps.of_values(tmp_path / "lie.dump", book.values)
-    done = run("audit", str(path), "--seeds", "0:2", "--json")
+    done = run("--dump", str(path), "--seeds", "0:2", "--json")
     assert done.exit_code == 1
     (found,) = objects(done)
     assert (found["first"]["offset"], found["first"]["who"], found["first"]["rule"]) == (24, "c", "G4")
     assert len(done.stderr.splitlines()) == 1
     assert "S1 is broken in log 0, offset 24" in done.stderr
-    plain = run("audit", str(path)).stdout.splitlines()
+    plain = run("--dump", str(path)).stdout.splitlines()
     assert any(line.startswith("> ") and "@24 " in line for line in plain), "the story, with the record"
 
 
@@ -337,11 +331,11 @@ def test_a_dump_that_is_none_says_so(tmp_path: Path) -> None:
     for content in (b"", b"something else\n"):
         path = tmp_path / "broken.dump"
         path.write_bytes(content)
-        done = run("audit", str(path), "--json")
+        done = run("--dump", str(path), "--json")
         assert done.exit_code == 1
         assert done.stdout == ""
         assert "marshal log dump" in done.stderr
-    assert run("audit", str(tmp_path / "missing.dump")).exit_code == 1
+    assert run("--dump", str(tmp_path / "missing.dump")).exit_code == 1
 
 
 # --- usage
@@ -350,23 +344,22 @@ def test_a_dump_that_is_none_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--seeds", "0:5"],
-        ["run", "--seeds", "5"],
-        ["run", "--seeds", "5:5"],
-        ["run", "--seeds", "-1:5"],
-        ["run", "--seeds", "0:5", "--seed", "1"],
-        ["run", "--trace"],
-        ["run", "--html", "report.html"],
-        ["run", "--shrink", "kept.txt", "--seeds", "0:5"],
-        ["run", "--processes", "0"],
-        ["run", "--group", "billing", "--seed", "1"],
+        ["--seeds", "5"],
+        ["--seeds", "5:5"],
+        ["--seeds", "-1:5"],
+        ["--seeds", "0:5", "--seed", "1"],
+        ["--trace"],
+        ["--html", "report.html"],
+        ["--shrink", "kept.txt", "--seeds", "0:5"],
+        ["--processes", "0"],
+        ["--group", "billing", "--seed", "1"],
         ["mutants", "--seeds", "0:5"],
         ["mutants", "--seed", "1"],
         ["mutants", "X99"],
         ["mutants", "X3"],
-        ["audit", "x.dump", "--seeds", "0:2", "--seed", "1"],
-        ["audit", "x.dump", "--trace"],
-        ["audit", "x.dump", "--group", "billing"],
+        ["--dump", "x.dump", "--seeds", "0:2", "--seed", "1"],
+        ["--dump", "x.dump", "--trace"],
+        ["--dump", "x.dump", "--group", "billing"],
     ],
 )
 def test_wrong_usage_is_2(arguments: list[str]) -> None:
@@ -375,7 +368,7 @@ def test_wrong_usage_is_2(arguments: list[str]) -> None:
 
 def test_the_example_of_the_help_text_runs() -> None:
     line = simulate.run.EXAMPLE.splitlines()[-1].strip()
-    assert line in run("run", "--help").stdout
+    assert line in run("--help").stdout
     done = subprocess.run(
         [sys.executable, "-m", "marshal_py.cli", *line.split()[1:]],
         cwd=REPOSITORY,
@@ -390,8 +383,8 @@ def test_the_example_of_the_help_text_runs() -> None:
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_a_kind_of_run_happens_where_it_is_asked_for(flag: str) -> None:
-    done = run("run", "--seed", "3", f"--{flag}", "--json")
+    done = run("--seed", "3", f"--{flag}", "--json")
     assert done.exit_code == 0, done.output
     (found,) = objects(done)
-    assert found["again"].startswith(f"marshal simulate run --{flag} --seed 3")
+    assert found["again"].startswith(f"marshal simulate --{flag} --seed 3")
     assert found["trace_hash"] != ran_of(3).trace_hash

@@ -98,10 +98,10 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
     offline = command.json("verify", "--dump", str(path))
     assert offline["ok"]
     assert offline["records"] == command.json("verify", *where)["records"]
-    judged = command.json("simulate", "audit", str(path))
+    judged = command.json("simulate", "--dump", str(path))
     assert (judged["verdict"], judged["violations"], judged["sessions"]) == ("ok", 0, 1)
     assert (judged["records"], judged["claims"]) == (offline["records"], PARTITIONS)
-    raced = command.json("simulate", "audit", str(path), "--group", group, "--seeds", "0:3", "--processes", "1")
+    raced = command.json("simulate", "--dump", str(path), "--group", group, "--seeds", "0:3", "--processes", "1")
     assert (raced["seeds"], raced["violations"]) == (3, 0)
     assert raced["deliveries"] > 0
     copy = f"{coordination}-copy"

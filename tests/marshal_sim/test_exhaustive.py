@@ -18,7 +18,7 @@ from marshal_sim.exhaustive.search import Search
 from marshal_sim.exhaustive.setup_script import SetupScript
 from marshal_sim.judge.step_checker import Delivery, Facts, judge_advances, judge_delivery, judge_fold
 from tests.support import wire
-from tests.support.command_line import invoke
+from tests.support.command_line import simulate as run
 
 
 def changed(name: str, change: Callable[[Configuration], Configuration]) -> Model:
@@ -27,7 +27,7 @@ def changed(name: str, change: Callable[[Configuration], Configuration]) -> Mode
 
 
 CLAIMS_LESS = frozenset({"revival"})  # models in whose bounds next to nothing is delivered
-# The models that take longest are searched in smaller bounds here, and whole by `marshal simulate exhaustive NAME`.
+# The models that take longest are searched in smaller bounds here, whole by `python -m marshal_sim exhaustive NAME`.
 SMALLER: dict[str, dict[str, int]] = {
     "at-most-once": {"records": 5},
     "join-leave": {"records": 5},
@@ -246,10 +246,6 @@ def test_the_canonical_form() -> None:
 # --- the command
 
 
-def run(*arguments: str) -> Any:
-    return invoke(["simulate", *arguments])
-
-
 def test_the_command_prints_bounds_and_counts() -> None:
     plain = run("exhaustive", "prioritized-standby")
     assert plain.exit_code == 0, plain.output
@@ -281,4 +277,4 @@ def test_bad_names_and_options() -> None:
         explore("eviction", mutant="nothing")
     assert run("exhaustive", "nothing").exit_code != 0
     assert run("exhaustive", "eviction", "--seed", "1").exit_code == 2
-    assert run("run", "--states", "5").exit_code == 2
+    assert run("--states", "5").exit_code == 2

@@ -80,7 +80,7 @@ def test_who_falls_behind_gives_up_partitions_and_breaks_no_promise() -> None:
     results = [simulate(seed, Options(behind=1, kinds=KINDS_BEHIND, partitions=6, clients=3)) for seed in range(4)]
     assert [(result.seed, result.violations) for result in results if result.violations] == []
     assert sum(result.advisories.get("revoking", 0) for result in results) > 3
-    done = invoke(["simulate", "run", "--seed", "3", "--behind", "--json"])
+    done = invoke(["simulate", "--seed", "3", "--behind", "--json"])
     assert json.loads(done.stdout.splitlines()[-1])["violations"] == [], done.output
 
 
@@ -88,7 +88,7 @@ def test_a_seed_with_a_policy_can_be_kept_and_run_again() -> None:
     schedule = Schedule(4, Options(policy="blocks"))
     assert "policy blocks" in text_of(schedule)
     assert parse(text_of(schedule)) == schedule
-    done = invoke(["simulate", "run", "--seeds", "21:23", "--policy", "members", "--json"])
+    done = invoke(["simulate", "--seeds", "21:23", "--policy", "members", "--json"])
     assert done.exit_code in (0, 1), done.output
     assert json.loads(done.stdout.splitlines()[-1])["violations"] == 0
-    assert invoke(["simulate", "run", "--policy", "dice"]).exit_code == 2
+    assert invoke(["simulate", "--policy", "dice"]).exit_code == 2

@@ -15,6 +15,7 @@ from marshal_sim.cluster.run import simulate
 from marshal_sim.cluster.scenario import Options
 from marshal_sim.tools.schedule import Schedule, parse, text_of
 from tests.support.command_line import invoke
+from tests.support.command_line import simulate as run
 from tests.support.partly import PARTLY
 from tests.support.virtual_cluster import ranges_of
 
@@ -68,10 +69,10 @@ def test_a_seed_with_queries_can_be_kept_and_run_again() -> None:
     schedule = Schedule(4, Options(queries=2))
     assert "queries 2" in text_of(schedule)
     assert parse(text_of(schedule)) == schedule
-    told = invoke(["simulate", "run", "--seeds", "0:4", "--queries", "2", "--json"])
+    told = invoke(["simulate", "--seeds", "0:4", "--queries", "2", "--json"])
     assert told.exit_code in (0, 1), told.output
     assert json.loads(told.stdout.splitlines()[-1])["violations"] == 0
-    assert invoke(["simulate", "mutants", "--queries", "2"]).exit_code == 2
+    assert run("mutants", "--queries", "2").exit_code == 2
 
 
 def test_the_first_offset_is_the_same_for_ever() -> None:

@@ -71,7 +71,7 @@ def test_the_tasks_are_every_seed_and_now_and_then_a_calm_one() -> None:
 @pytest.mark.proof  # test_simulate.py has seeds of its own, and tests/cli/test_simulate.py sweeps
 @pytest.mark.timeout(600)
 def test_a_sweep_of_seeds_violates_nothing() -> None:
-    """Behind those of test_simulate.py, in two processes. More of them: `marshal simulate run`, `make soak`."""
+    """Behind those of test_simulate.py, in two processes. More of them: `marshal simulate`, `make soak`."""
     found = sweep.total(sweep.sweep(SWEPT, 2))
     assert (found.violations, found.failing, found.void) == (0, [], False)
     assert found.seeds == len(SWEPT)
@@ -96,4 +96,4 @@ def test_a_long_proof_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(sweep, "total", lambda results: planted if list(results) else None)
     assert soak.main([*arguments, "--seconds", "0.001"]) == 1
     (found,) = json.loads((tmp_path / "proof.json").read_text(encoding="utf-8"))
-    assert found["failures"] == ["marshal simulate run --seed 13"]
+    assert found["failures"] == ["marshal simulate --seed 13"]

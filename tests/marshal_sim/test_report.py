@@ -17,7 +17,7 @@ def test_the_page_shows_every_session_claim_and_fault() -> None:
     times = takeover_times(logs, result.scenario.interval_ms)
     assert len(times) == result.takeovers
     assert all(time > 0 for time in times)
-    text = page(result, moments, logs, "marshal simulate run --seed <N>", times, "this run")
+    text = page(result, moments, logs, "marshal simulate --seed <N>", times, "this run")
     found = data_in(text)
     claims, sessions, drawn = set(), set(), set()
     for history in (judge(log).history for log in logs):
@@ -33,7 +33,7 @@ def test_the_page_shows_every_session_claim_and_fault() -> None:
         }
         assert [mark[4] for mark in picture["marks"] if mark[1] == "fault"] == [fault.text for fault in faults]
     assert drawn == claims
-    assert found["notes"][0] == "Again: marshal simulate run --seed <N>"
+    assert found["notes"][0] == "Again: marshal simulate --seed <N>"
     assert f"{result.takeovers} take-overs" in found["notes"][-2]
     assert found["notes"][-1].startswith("Take-overs of this run, from")
     assert f"in intervals: {len(times)} in all; " in found["notes"][-1]

@@ -30,7 +30,9 @@ def test_a_kept_schedule_fails_with_its_bug_and_passes_without(file: Path) -> No
         if kept.violates in {violation.invariant for violation in run(schedule).violations}:
             assert not run(schedule._replace(mutant=None)).violations, "the shipped code does it too"
             return
-    pytest.fail(f"{file.name} shows nothing any more: marshal simulate mutants {kept.mutant} --seed N --shrink {file}")
+    pytest.fail(
+        f"{file.name} shows nothing any more: python -m marshal_sim mutants {kept.mutant} --seed N --shrink {file}"
+    )
 
 
 def test_a_text_is_the_schedule_and_back() -> None:

@@ -1,4 +1,4 @@
-"""Sweeps on Spark: the same runs and hash as a local sweep, failing seeds as rows, `marshal simulate run --spark`."""
+"""Sweeps on Spark: the same runs and hash as a local sweep, failing seeds as rows, `marshal simulate --spark`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_violation_is_a_row() -> None:
     result = simulate(3, SMALL)._replace(verdict="violation", violations=(Violation("S2", 17, 4, "planted"),))
     row = _row(result, Options())
     assert row["violations"] == [{"invariant": "S2", "ms": 17, "offset": 4, "text": "planted"}]
-    assert row["again"] == "marshal simulate run --seed 3 --trace"
+    assert row["again"] == "marshal simulate --seed 3 --trace"
     again = _row(result, SMALL)["again"]
     assert again.startswith("simulate(3, Options(clients=2, partitions=2, interval_ms=1000, intervals=4))")
 
@@ -59,7 +59,7 @@ def test_bad_input_is_named(spark: SparkSession) -> None:
 def test_simulate_on_spark_prints_the_same_as_locally(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(spark), "stop", lambda self: None)  # the command stops its session; this one is shared
     on_spark, locally = (
-        invoke(["simulate", "run", "--seeds", "5:8", "--json", *more]) for more in (["--spark"], ["--processes", "1"])
+        invoke(["simulate", "--seeds", "5:8", "--json", *more]) for more in (["--spark"], ["--processes", "1"])
     )
     assert (on_spark.exit_code, locally.exit_code) == (0, 0), on_spark.output
     assert json.loads(on_spark.stdout) == json.loads(locally.stdout)
@@ -75,6 +75,6 @@ def test_simulate_on_spark_prints_the_same_as_locally(spark: SparkSession, monke
     ],
 )
 def test_options_that_exclude_each_other_are_wrong_usage(wrong: list[str], says: str) -> None:
-    result = invoke(["simulate", "run", *wrong])
+    result = invoke(["simulate", *wrong])
     assert result.exit_code == 2
     assert says in result.output

@@ -14,6 +14,7 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from marshal_py.cli.app import app
+from marshal_sim.__main__ import app as proof
 from tests.support.documents import check_printed
 
 
@@ -30,3 +31,10 @@ def invoke(arguments: Sequence[str], **options: Any) -> Result:
     if result.exception is None or isinstance(result.exception, SystemExit):
         check_printed(arguments, result.stdout, result.stderr, result.exit_code)
     return result
+
+
+def simulate(*arguments: str) -> Result:
+    """Runs a command of `marshal simulate`, or one of `python -m marshal_sim`."""
+    if arguments and arguments[0] in ("mutants", "exhaustive"):
+        return CliRunner().invoke(proof, arguments)
+    return invoke(["simulate", *arguments])

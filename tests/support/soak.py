@@ -75,7 +75,7 @@ def seeds(now: State, processes: int) -> bool:
     found = sweep.total(sweep.sweep(range(first, first + SEEDS), processes))
     for name in ("seeds", "violations", "takeovers", "handovers", "deliveries", "faults", "events", "simulated_hours"):
         add(now, name, getattr(found, name))
-    now["failures"] += [f"marshal simulate run --seed {seed}" for seed in found.failing]
+    now["failures"] += [f"marshal simulate --seed {seed}" for seed in found.failing]
     if found.void:
         now["failures"].append(f"seeds from {first} on: void")
     return True
@@ -143,7 +143,7 @@ def exhaustive(now: State, processes: int) -> bool:
     }
     add(now, "exhaustive_states", report.states)
     if report.violations or not report.complete:
-        now["failures"].append(f"marshal simulate exhaustive {name}")
+        now["failures"].append(f"python -m marshal_sim exhaustive {name}")
     return True
 
 

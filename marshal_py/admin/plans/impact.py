@@ -38,8 +38,9 @@ from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.policies import OWN_POLICY
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, World
+from marshal_py.protocol.policy import owner_of
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.wire.records import (
     EVICT_INTERVALS,
     PAUSE_MS_MAX,
@@ -96,16 +97,23 @@ def of_eviction(context: GroupContext, given: int | str) -> Impact:
     return Impact(does, _releases(group, session), {})
 
 
+def session_to_demote(context: GroupContext, given: int | str | None) -> int:
+    """Returns the live session that fits, or for None the pinned one. Raises GroupMissing."""
+    return overview.pinned_session(_there(context)) if given is None else find_session(context, given)
+
+
 def of_step_down(context: GroupContext, given: int | str) -> Impact:
     """Returns what the step-down of a session would do. Raises GroupMissing if no live session fits."""
     session = find_session(context, given)
     group = _there(context)
-    does = [
-        f"{name_of(group, session)} would become the last candidate for everything; it would stay in the group, and "
-        "might hand partitions over to others.",
+    name, pinned = name_of(group, session), owner_of(group, PIN) == session
+    does = [f"{name} would finish its handlers and be pinned no longer; another one would be."] if pinned else []
+    does += [
+        f"{name} would become the last candidate for everything; it would stay in the group, and might hand partitions "
+        "over to others.",
         _undo_of_step_down(group),
     ]
-    return Impact(does, {}, {})
+    return Impact(does, _releases(group, session) if pinned else {}, {})
 
 
 def _undo_of_step_down(group: Group) -> str:
@@ -115,14 +123,6 @@ def _undo_of_step_down(group: Group) -> str:
         f"This lasts until its process is restarted, or the group's settings are written again, as they are: "
         f"marshal groups update {group.name} --policy {policy}"
     )
-
-
-def of_unpinning(context: GroupContext) -> Impact:
-    """Returns what ending the pin would do. Raises what Group.unpin raises."""
-    group = _there(context)
-    session = overview.pinned_session(group)
-    does = [f"{name_of(group, session)} would finish its handlers and be pinned no longer; another one would be."]
-    return Impact(does, _releases(group, session), {})
 
 
 def of_deletion(context: GroupContext, force: bool = False) -> Impact:
