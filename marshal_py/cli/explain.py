@@ -239,10 +239,8 @@ def _explain(options: ReadTableOptions, group: str, partition: str, cut: Cut, be
             RecordLine.__struct_fields__,
         )
         return
-    for line in _sentences(group, found, began_at, way_back):
+    for line in (*_sentences(group, found, began_at, way_back), *(f"! {notice}" for notice in notices)):
         print(line)
-    for notice in notices:
-        print(f"! {notice}")
 
 
 def _sentences(group: str, found: Explanation, began_at: int, way_back: str) -> Iterator[str]:
@@ -300,8 +298,9 @@ def _diff(options: ReadTableOptions, group: str, earlier: Cut, later: Cut) -> No
         print(f"- {name} ended (session {session})")
     for key, (old, new) in found.settings.items():
         print(f"{key}: {old} -> {new}")
-    for tp, (was, now) in found.partitions.items():
-        print(f"{tp}: {was.client_id or 'nobody'} at {was.position} -> {now.client_id or 'nobody'} at {now.position}")
+    for tp, pair in found.partitions.items():
+        places = [f"{one.client_id or 'nobody'} at {'none' if one.position == NONE else one.position}" for one in pair]
+        print(f"{tp}: {' -> '.join(places)}")
     for line in found.notable:
         print(_text(line))
     for kind, count in found.records.items():

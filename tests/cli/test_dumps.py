@@ -144,6 +144,7 @@ def test_what_a_broken_consumer_held_is_compared_with_the_log(billing: str, dump
     assert Shell("").run("explain", billing, "--dump", str(dumped), "--at", "3").exit_code == 2
     hour = Shell("").run("explain", billing, "--dump", str(dumped), "--since", "-1h").stdout
     assert hour.startswith(f"group '{billing}' from offset ")
+    assert "nobody at none -> " in hour
     assert Shell("").run("explain", billing, "--dump", str(dumped)).stdout == hour
     kept_later = json.loads(Path(kept).read_text(encoding="utf-8"))
     later = tmp_path / "later.json"

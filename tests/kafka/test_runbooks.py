@@ -222,7 +222,8 @@ def test_the_operations_guide(case: RunbookCase) -> None:
     wanted = {(partition, offset) for partition in range(PARTITIONS) for offset in range(EACH, case.produced)}
     wait_until(lambda: wanted - {skipped} <= set(case.seen()), DEADLINE_S, "the rest is handled")
     assert skipped not in case.seen(), "the message was skipped"
-    case.follow(sections.pop("What happened at 14:05"))
+    output = case.follow(sections.pop("What happened at 14:05"))
+    assert " steps down (slow disk), by " in output["marshal explain billing"]
     assert "</html>" in (case.folder / "timeline.html").read_text(encoding="utf-8")
     case.follow(sections.pop("A parked partition"))
 
