@@ -18,12 +18,13 @@ from typing import Any
 
 from marshal_py.client.connection import Steps
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.planner import Planner, QueryPlanner, RangePlanner
-from marshal_py.client.ranges import FIRST, End, MicroBatches, Ranges, Taken, digest_of, key_of
+from marshal_py.client.planner import Planner, RangePlanner
+from marshal_py.client.ranges import Ranges, Taken
 from marshal_py.errors import BatchOverdue, ClusterUnreachable, MarshalError
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire.identity import Instant, TopicPartition
+from marshal_py.spark.stream.micro_batches import FIRST, End, MicroBatches, QueryPlanner, digest_of, key_of
 from marshal_sim.cluster.client import Client
 from marshal_sim.cluster.clock import MachineClock
 from marshal_sim.cluster.environment import ClientEnvironment

@@ -20,7 +20,7 @@ from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.membership import Confirmations, Ending
 from marshal_py.client.messages.answers import Ack, DeadLetters, Delivered, Letter, LostAcks
 from marshal_py.client.messages.message import Batch, Message
-from marshal_py.client.ranges import ClaimedRange, End, MicroBatches, Planned
+from marshal_py.client.ranges import ClaimedRange
 from marshal_py.client.values.requests import Request, message_bytes
 from marshal_py.errors import ClaimLost
 from marshal_py.protocol.claims import AtLeastOnce, AtMostOnce, Claim, ClaimPhase, Grant, OffsetRun, Spans, log_has
@@ -29,6 +29,7 @@ from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, Group, World
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE
+from marshal_py.spark.stream.micro_batches import End, MicroBatches, Planned
 from marshal_py.transport.ports import Chunk
 
 Patch = tuple[Any, str, Any]

@@ -1,4 +1,4 @@
-"""Planted bugs of a streaming query (client/ranges.py): what its positions may move over.
+"""Planted bugs of a streaming query (spark/stream/micro_batches.py): what its positions may move over.
 
 mutants.py alone calls this file. The docstring of a bug says what holds with the bug.
 """
@@ -9,9 +9,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from marshal_py.client.ranges import ClaimedRange, End, MicroBatches, Planned, Ranges, Replay, Taken, key_of, planned_in
+from marshal_py.client.ranges import ClaimedRange, Ranges, Taken
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import Instant, TopicPartition
+from marshal_py.spark.stream.micro_batches import End, MicroBatches, Planned, Replay, key_of, planned_in
 
 Patch = tuple[Any, str, Any]
 

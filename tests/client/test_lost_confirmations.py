@@ -19,6 +19,7 @@ from marshal_py.client.messages.answers import LostAcks
 from marshal_py.client.planner import Planner
 from marshal_py.protocol.claims import AtLeastOnce, Claim, ClaimPhase, finished_spans, log_has, spans_of
 from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.spark.stream.micro_batches import QueryPlanner
 from marshal_py.testing import MemoryCluster
 from tests.support.client_fixtures import DEADLINE_S, joined, planning, until
 
@@ -381,7 +382,7 @@ def test_a_querys_batch_is_not_planned_again_if_its_claims_are_lost_before_the_l
     """The query has committed it. This process claims the partitions again, and moves their positions then."""
     with MemoryCluster() as cluster:
         planner = _planning(cluster)
-        batches, now = planner.ranges.micro_batches(None), planner._driver.context.clock.now
+        batches, now = QueryPlanner(planner).batches, planner._driver.context.clock.now
         start = {"b": 0, "i": planner.ranges.incarnation.hex(), "s": planner._member.session, "r": {}}
         end = batches.plan(start, planner.ranges.plan(100), now())
         assert len(end["r"]) == 2

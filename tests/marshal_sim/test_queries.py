@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from marshal_py.client.ranges import FIRST, MicroBatches, key_of
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.member_state import MemberOptions
+from marshal_py.spark.stream.micro_batches import FIRST, MicroBatches, key_of
 from marshal_sim.cluster.run import simulate
 from marshal_sim.cluster.scenario import Options
 from marshal_sim.tools.schedule import Schedule, parse, text_of

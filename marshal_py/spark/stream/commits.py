@@ -19,8 +19,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from marshal_py.client.ranges import digest_of
 from marshal_py.errors import MarshalError
+from marshal_py.spark.stream.micro_batches import digest_of
 
 logger: Final = logging.getLogger("marshal_py.spark")
 

@@ -11,7 +11,7 @@ heartbeats (`QueryMember`). Spark's calls, in the order of one trigger:
     tasks read             explicit ranges, nothing else
 
 So Spark's checkpoint says what to replay, and the coordination log says what this member owns and what is done.
-client/ranges.py has the rules. In at-most-once mode a replayed batch is empty and a loss is noted in the
+micro_batches.py has the rules. In at-most-once mode a replayed batch is empty and a loss is noted in the
 log: by this process, which outlives the JVM, or by the process that Spark asks to replay. Losing the checkpoint loses
 no position.
 
@@ -35,12 +35,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from marshal_py.client.driver import last_wills
 from marshal_py.client.marshal import Marshal, connect
-from marshal_py.client.planner import Planner, QueryPlanner, RangePlanner
-from marshal_py.client.ranges import FIRST, ClaimedRange, MicroBatches, group_of, key_of, life_of
+from marshal_py.client.planner import Planner, RangePlanner
+from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import BatchOverdue, ClusterUnreachable, InvalidOption
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.spark.stream.aliases import named_as_written
 from marshal_py.spark.stream.commits import CommitSocket
+from marshal_py.spark.stream.micro_batches import FIRST, MicroBatches, QueryPlanner, group_of, key_of, life_of
 from marshal_py.spark.stream.options import StreamOptions
 from marshal_py.spark.stream.range_reader import partitions_of, pieces_of, read_ranges
 
@@ -118,7 +119,7 @@ class QueryMember:
         """Warns once if the group has positions and the checkpoint is new: batches are numbered from 0, and a sink may
         skip numbers that it has (docs/spark.md). Raises InvalidOption for a query with state, which begins empty and
         misses what the positions have passed."""
-        if self.stateful and not self._restart and self.ranges.resumed():
+        if self.stateful and not self._restart and self.query.resumed():
             raise InvalidOption(
                 "stateful",
                 "true",
@@ -127,7 +128,7 @@ class QueryMember:
                 f"or move the positions to the earliest with `marshal set-position {self.planner.group} TOPIC --to "
                 f"earliest`; or begin with empty state at the positions: stateful=restart",
             )
-        if not self.warned and self.ranges.resumed():
+        if not self.warned and self.query.resumed():
             logger.warning(
                 "group %s has positions, and this query begins with a fresh checkpoint: it continues at the "
                 "group's positions and ignores its option start. Its batches are numbered from 0 again; a sink "
@@ -146,7 +147,7 @@ class QueryMember:
         if offset["i"] != self.ranges.incarnation.hex():
             found = "the checkpoint is from another coordination topic, or from before it was created again"
             way += ", or the coordination_topic that the checkpoint is from"
-        elif life_of(offset) != self.ranges.deleted_at():
+        elif life_of(offset) != self.query.deleted_at():
             found = f"the checkpoint is from before group {self.planner.group!r} was deleted and created again"
         else:
             return
@@ -308,7 +309,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             member = self._joined()
             member.settle()  # first: acking Spark's last batch takes claims
             if member.stateful:
-                member.ranges.check_alone()
+                member.query.check_alone()
             if key_of(start) == key_of(FIRST):
                 member.notice_fresh_checkpoint()
             member.check_origin(start)
