@@ -161,10 +161,9 @@ OTHER_CHARS_MIN: Final = 8  # of settings with other names: `true`, or a time in
 
 
 def about(
-    settings: Mapping[str, Any], checks: Iterable[Check], health: GroupHealth, cluster: ClusterInfo, left_out: int
+    settings: Mapping[str, Any], checks: Iterable[Check], health: GroupHealth, cluster: ClusterInfo
 ) -> dict[str, Any]:
-    """Returns what the header of a bundle has, in JSON's types. `settings`: the client's; `left_out`: how many records
-    `without_words` changes."""
+    """Returns what the header of a bundle has, in JSON's types. `settings`: the client's."""
     used = {**versions(cluster), "python": platform.python_version(), "system": platform.platform()}
     made = Check("bundle", "ok", ", ".join(f"{name} {version}" for name, version in used.items()))
     hidden = {name: str(value) for name, value in settings.items() if not _is_shown(name)}
@@ -175,7 +174,6 @@ def about(
         "settings": {name: HIDDEN if name in hidden else str(value) for name, value in sorted(settings.items())},
         "checks": to_builtins([made, *checks]),
         "health": to_builtins(health),
-        "left_out": left_out,
     }
     return cast(dict[str, Any], _without(found, sorted(secrets, key=len, reverse=True)))  # one may be in another
 

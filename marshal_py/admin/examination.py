@@ -146,8 +146,7 @@ class Examination:
                 known = {topic for _, group in observer.groups() for topic in group.topics}
             if self.group is not None:
                 with Watch(lambda: Observer(transport, self.topic), self.group) as watch:
-                    watch.refresh()
-                    watch.settle()
+                    watch.refresh(whole=True)
                     yield from diagnosis.of_retention(self.group, watch.partitions(self.group))
             yield from self._absent(admin, known)
         except AccessDenied as error:
@@ -177,8 +176,7 @@ class Examination:
             yield Check("partitions", "ok", f"{surplus} beyond the root's {root.partitions} are not used")
         study = Study(clock(), clock)
         watch = Watch(lambda: observer, in_cluster=count is not None, states=True, listen=study.read)
-        watch.refresh()
-        watch.settle()
+        watch.refresh(whole=True)
         study.now_ms = watch.as_of_ms
         groups = [group for _, group in observer.groups()]
         _note_quiet(observer, study)

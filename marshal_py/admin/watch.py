@@ -24,16 +24,15 @@ from marshal_py.admin.views.overview import SKEW_MS
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.errors import AccessDenied, ClusterUnreachable, MarshalError, RangeLost
 from marshal_py.history.advisories import Advisories
-from marshal_py.history.lag import WINDOW_MS, ConsumptionRate, told_lag
+from marshal_py.history.lag import WINDOW_MS, told_lag
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.member.waiting import Standstill, standstills
+from marshal_py.protocol.member.waiting import HANGS_MS, Standstill, standstills
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Heartbeat
 from marshal_py.transport.ports import TopicInfo
 
 RATE_RECORDS: Final = 16_384  # tell the speed well; a busy log may have many more in a minute
-SAMPLE_MS: Final = 5_000  # of the speed: 13 samples per partition, because there may be thousands of partitions
 FINDINGS_MS: Final = 5_000  # why nobody consumes a group that did not change changes by silence alone
 ANSWER_S: Final = 5.0  # for the offsets of data partitions; then the last ones stay
 ENDS_MAX: Final = 2_000  # partitions per refresh: their answers take some 20 ms of a core
@@ -44,7 +43,7 @@ SETTINGS_MS: Final = 600_000  # a topic's retention is asked for again after so 
 SETTINGS_MAX: Final = 4  # of these per refresh
 READS_MAX: Final = 8  # topics per refresh of which messages are read for their timestamps
 ARRIVALS_MAX: Final = 32  # ends that are kept of a partition: newer ones near each other, older ones far apart
-SETTLE_MAX: Final = 5  # refreshes of a caller that asks once; what is unknown then is so for lack of a right
+ROUNDS_MAX: Final = 5  # of reads for who asks once: in each, a partition's message for one group more
 SLOW_MAX: Final = 12  # partitions of a group of which ends a minute ago are looked up, every FINDINGS_MS
 SLOWER: Final = 1.1  # times faster is written: less may be the difference of two clocks
 NEVER_MS: Final = -(10**15)  # a tick before all others
@@ -152,8 +151,9 @@ class Watch:
         """Returns what was counted of a group since the first refresh."""
         return self._tallies.setdefault(group, Tally())
 
-    def refresh(self, until_ms: int | None = None) -> None:
-        """Brings the picture up to date; `until_ms`: as it was at that time, of a dump, and never back in time. If that
+    def refresh(self, until_ms: int | None = None, whole: bool = False) -> None:
+        """Brings the picture up to date; `until_ms`: as it was at that time, of a dump, and never back in time.
+        `whole`: for who looks once, it asks the cluster for everything, else for what a refresh may cost. If that
         fails, it raises the MarshalError, the picture stays, and the next refresh continues."""
         try:
             if self.observer is not None and self.observer.root is None:
@@ -162,7 +162,7 @@ class Watch:
                 self._open()
             now_ms, self._ticks_ms = self._fold(until_ms), _ticks_ms()
             if self._in_cluster:
-                self._data.look_up([group for _, group in self._live()], self._tps, now_ms, self._ticks_ms)
+                self._data.look_up([group for _, group in self._live()], self._tps, now_ms, self._ticks_ms, whole)
             elif self._believes:
                 self._data.believe([group for _, group in self._live()], self._tps, now_ms)
             self._groups = tuple(self._picture(now_ms))
@@ -186,25 +186,11 @@ class Watch:
         self._known_tps = {name: each for name, each in self._known_tps.items() if name in names}
         self._judged = {name: each for name, each in self._judged.items() if name in names}
         self._looking.forget(names)
-        self._rate.forget(names)
         self._data.forget(names)
-
-    def settle(self) -> None:
-        """Refreshes until all ends are known, the retention of all topics in which messages wait, and the ages of these
-        messages. A refresh asks for some, reads messages of some topics, and of a partition for one group: so at most
-        SETTLE_MAX times more than ends and topics need."""
-        data = self._data
-        for _ in range(SETTLE_MAX + data.unasked() // ENDS_MAX + data.unsaid() // SETTINGS_MAX):
-            rows = (row for group in self._groups for row in group.partitions)
-            known = all(row.oldest_s is not None for row in rows if row.lag and row.retention_s != 0)
-            if (known or self._states) and not data.unasked() and not data.unsaid():
-                return
-            self._judged.clear()  # it was made without these ends
-            self.refresh()
 
     def _open(self) -> None:
         self.observer = self._open_observer()
-        self._looking, self._rate = Looking(self.observer), ConsumptionRate(SAMPLE_MS)
+        self._looking = Looking(self.observer)
         self._data = _DataTopics(self.observer, ages=not self._states)
         self._looking.firsts = self._data.facts.firsts
         self._advisories: dict[int, Advisories] = {}  # by log
@@ -216,11 +202,17 @@ class Watch:
         """Reads what is new, and returns the time of the picture."""
         observer = self.observer
         assert observer is not None
-        since_ms = (observer.as_of_ms if until_ms is None else until_ms) - WINDOW_MS
+        if until_ms is None:
+            since_ms = (observer.as_of_ms if self._in_cluster else observer.newest_ms()) - WINDOW_MS
+        else:
+            since_ms = until_ms - WINDOW_MS
         for judged in observer.read(self._group, since_ms=since_ms, records_max=RATE_RECORDS, until_ms=until_ms):
             self._listen(judged)
-            self._read(observer, judged if not self._followed_ms else self._timed(observer, judged))
+            self._read(observer, judged if not self._followed_ms else self._timed(observer, judged), since_ms)
+        self._looking.pace.catch_up()
         if self._in_cluster:
+            if not self._followed_ms and not self._states:  # from now on it counts
+                self._advisories = {log: Advisories(world) for log, world in observer.worlds.items()}
             self._followed_ms = observer.as_of_ms
         return observer.as_of_ms if self._in_cluster else max(self._newest_ms, until_ms or 0)
 
@@ -235,23 +227,21 @@ class Watch:
             observer.extended_ms[record.log, session] = observer.as_of_ms
         return Judged(record._replace(timestamp_ms=observer.as_of_ms), verdict)
 
-    def _read(self, observer: Observer, judged: Judged) -> None:
+    def _read(self, observer: Observer, judged: Judged, since_ms: int) -> None:
         record, verdict = judged
-        self._looking.read(judged)
-        self._newest_ms = max(self._newest_ms, record.timestamp_ms)
+        self._looking.read(judged, since_ms)
+        if record.timestamp_ms > self._newest_ms:
+            self._newest_ms = record.timestamp_ms
+        if self._states or (self._in_cluster and not self._followed_ms):
+            return  # states count nothing, and another start would count the last minute again
         world = observer.worlds[record.log]
         group = world.groups.get(verdict.group)
         advisories = self._advisories.get(record.log)
-        if group is not None:
-            self._rate.read(group, verdict, record.timestamp_ms)
-        if self._states:  # which count nothing
-            return
         if advisories is None:
             self._advisories[record.log] = Advisories(world)
         if group is not None:
             told = advisories.read(group, verdict, record.timestamp_ms) if advisories is not None else ()
-            if self._followed_ms or not self._in_cluster:  # else another start would count the last minute again
-                self.tally(group.name).read(group, verdict, record.timestamp_ms, told)
+            self.tally(group.name).read(group, verdict, record.timestamp_ms, told)
 
     def _live(self) -> list[tuple[int, Group]]:
         assert self.observer is not None
@@ -271,67 +261,93 @@ class Watch:
 
     def _picture(self, now_ms: int) -> Iterator[GroupHealth]:
         assert self.observer is not None
-        data = self._data.facts
-        for number, (log, group) in enumerate(self._live()):
-            recreated = find_recreated(group, self.observer.topics)
-            judged = self._judged.get(group.name)
-            old = judged is None or judged.shape != group.shape or self._ticks_ms - judged.ticks_ms >= FINDINGS_MS
-            if judged is None or old or not self._in_cluster:
-                spread_ms = number % 7 * FINDINGS_MS // 7 if judged is None else 0  # not all at once later
-                judged = self._judge(log, group, now_ms)._replace(ticks_ms=self._ticks_ms - spread_ms)
-                self._judged[group.name] = judged
-            rows = tuple(
-                [health.partition_health(group, tp, data, self._rate, now_ms, recreated) for tp in self._tps(group)]
-            )
+        data, live, pace = self._data.facts, self._live(), self._looking.pace
+        self._judge([each for each in live if self._is_due(each[1])], now_ms)
+        for log, group in live:
+            recreated, judged = find_recreated(group, self.observer.topics), self._judged[group.name]
+            rows = tuple([health.partition_health(group, tp, data, pace, now_ms, recreated) for tp in self._tps(group)])
             history = self._looking.pause_history(log, group) if group.paused else None
             pause, signs_ms = overview.pause(group, history, now_ms), self.observer.signs_of(log, group)
-            moved_ms = self._rate.moved_ms(group.name)
             near = tuple(diagnosis.of_retention(group.name, rows))
             told = (
                 (*judged.deaths, *judged.findings, *judged.held_up, *judged.slow, *near),
                 judged.causes,
                 judged._replace(near=near).notices(group.name),
             )
+            moved_ms = pace.moved_ms(group.name)
             yield health.group_health(group, *told, signs_ms, pause, self.tally(group.name), rows, moved_ms, now_ms)
 
-    def _judge(self, log: int, group: Group, now_ms: int) -> Judgement:
-        """Returns why nobody consumes, and what is wrong besides, by the judgement of `marshal doctor`."""
-        assert self.observer is not None
-        infos, ends = self._data.infos, self._data.facts.ends
-        gone = overview.gone(group, infos)
-        stopped = overview.stopped(group, find_recreated(group, self.observer.topics), ends)
-        facts = self._looking.facts(log, group, now_ms, stopped, gone, ends)
-        causes = standstills(group, facts)
-        said = {(one.topic, number) for one in causes if one.cause == "hangs" for number in one.partitions}
-        held_up = (each for tp, each in facts.held_up.items() if (tp.topic, tp.partition) not in said)
-        deaths = tuple(diagnosis.of_deaths(group, self._looking.deaths(group.name, now_ms - WINDOW_MS), causes))
-        return Judgement(
-            self._ticks_ms,
-            group.shape,
-            causes,
-            tuple(diagnosis.of_group(group, infos, causes)),
-            deaths,
-            tuple(Check("held up", "warn", f"{group.name!r}: {text}", advice) for text, advice in held_up),
-            () if deaths else tuple(diagnosis.of_slow(group.name, self._slow(group, now_ms, said, ends))),
-        )
+    def _is_due(self, group: Group) -> bool:
+        """Returns whether a group is to be judged anew."""
+        known = self._judged.get(group.name)
+        new = known is None or known.shape != group.shape or not self._in_cluster
+        return new or (known is not None and self._ticks_ms - known.ticks_ms >= FINDINGS_MS)
 
-    def _slow(
+    def _judge(self, due: Sequence[tuple[int, Group]], now_ms: int) -> None:
+        """Notes why nobody consumes, and what is wrong besides, by the judgement of `marshal doctor`. It asks for the
+        ends of all these groups at once."""
+        observer, looking = self.observer, self._looking
+        assert observer is not None
+        infos, ends = self._data.infos, self._data.facts.ends
+        waits = {group.name: looking.waits(group, now_ms, ends) for _, group in due}
+        then = observer.ends_before(set(chain.from_iterable(waits.values())), now_ms - HANGS_MS, ends)
+        found = []
+        for log, group in due:
+            gone = overview.gone(group, infos)
+            stopped = overview.stopped(group, find_recreated(group, observer.topics), ends)
+            facts = looking.facts(log, group, now_ms, stopped, gone, ends, waits[group.name], then)
+            found.append((group, facts, standstills(group, facts)))
+        behind = {group.name: self._behind(group, now_ms, _hanging(causes), ends) for group, _, causes in found}
+        minute = observer.ends_before(set(chain.from_iterable(behind.values())), now_ms - WINDOW_MS, ends)
+        for number, (group, facts, causes) in enumerate(found):
+            said = _hanging(causes)
+            held_up = (each for tp, each in facts.held_up.items() if (tp.topic, tp.partition) not in said)
+            deaths = tuple(diagnosis.of_deaths(group, looking.deaths(group.name, now_ms - WINDOW_MS), causes))
+            slow = _slow(group, behind[group.name], minute, ends) if not deaths else ()
+            spread_ms = number % 7 * FINDINGS_MS // 7 if group.name not in self._judged else 0  # not all at once later
+            self._judged[group.name] = Judgement(
+                self._ticks_ms - spread_ms,
+                group.shape,
+                causes,
+                tuple(diagnosis.of_group(group, infos, causes)),
+                deaths,
+                tuple(Check("held up", "warn", f"{group.name!r}: {text}", advice) for text, advice in held_up),
+                tuple(diagnosis.of_slow(group.name, slow)),
+            )
+
+    def _behind(
         self, group: Group, now_ms: int, hanging: Collection[tuple[str, int]], ends: Mapping[TopicPartition, int]
-    ) -> Iterator[Slow]:
-        """Yields the partitions that are a minute behind and fall further behind, of those that lag most. `hanging`:
-        where nothing is finished at all, which another cause says."""
+    ) -> dict[TopicPartition, float]:
+        """Returns the speeds of the partitions that are a minute behind, of those that lag most. `hanging`: where
+        nothing is finished at all, which another cause says."""
         behind: dict[TopicPartition, float] = {}
         for each in group.claims.values() if not group.paused else ():
-            speed, lag = self._rate.per_second(group.name, each.tp, now_ms), ends.get(each.tp, 0) - each.position
-            told = tuple(each.tp) not in hanging and each.tp not in self._data.untold
-            if told and 0 < speed < lag * 1000 / WINDOW_MS:
+            lag = ends.get(each.tp, 0) - each.position
+            if lag <= 0 or tuple(each.tp) in hanging or each.tp in self._data.untold:
+                continue
+            speed = self._looking.pace.per_second(group.name, each.tp, now_ms)
+            if 0 < speed < lag * 1000 / WINDOW_MS:
                 behind[each.tp] = speed
         most = sorted(behind, key=lambda tp: group.partitions[tp].position - ends[tp])[:SLOW_MAX]
-        assert self.observer is not None
-        for tp, end in sorted(self.observer.ends_before(most, now_ms - WINDOW_MS, ends).items() if most else ()):
-            known, written = group.partitions[tp], (ends[tp] - end) * 1000 / WINDOW_MS
-            if known.position < end and written > behind[tp] * SLOWER:
-                yield Slow(group.sessions[known.owner].join.client_id, tp, behind[tp], written)
+        return {tp: behind[tp] for tp in most}
+
+
+def _hanging(causes: Iterable[Standstill]) -> set[tuple[str, int]]:
+    """Returns where nothing is finished at all."""
+    return {(one.topic, number) for one in causes if one.cause == "hangs" for number in one.partitions}
+
+
+def _slow(
+    group: Group,
+    behind: Mapping[TopicPartition, float],
+    minute: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+) -> Iterator[Slow]:
+    """Yields those of the partitions `behind` that fall further behind. `minute`: the ends a minute ago."""
+    for tp, speed in sorted(behind.items()):
+        known, written = group.partitions[tp], (ends[tp] - minute[tp]) * 1000 / WINDOW_MS
+        if known.position < minute[tp] and written > speed * SLOWER:
+            yield Slow(group.sessions[known.owner].join.client_id, tp, speed, written)
 
 
 class Judgement(NamedTuple):
@@ -375,7 +391,6 @@ class _DataTopics:
         self._settings_ms: dict[str, int] = {}
         self._read_ms: dict[str, int] = {}
         self._wanted: set[str] = set()  # the topics of all groups
-        self._behind: set[str] = set()  # those of them with unfinished messages
         self._turns = {"ends": 0, "firsts": 0}
         self._there: dict[TopicPartition, None] = {}  # what exists of the groups' partitions
         self._beyond: set[TopicPartition] = set()  # positions were beyond the end when that was asked for
@@ -383,13 +398,19 @@ class _DataTopics:
         self._read: dict[tuple[str, TopicPartition], tuple[int, int]] = {}  # position, and its message's timestamp
 
     def look_up(
-        self, groups: Iterable[Group], tps_of: Callable[[Group], list[TopicPartition]], now_ms: int, ticks_ms: int
+        self,
+        groups: Iterable[Group],
+        tps_of: Callable[[Group], list[TopicPartition]],
+        now_ms: int,
+        ticks_ms: int,
+        whole: bool,
     ) -> None:
-        """Asks the cluster. `ticks_ms`: of a clock that only grows. Raises ClusterUnreachable."""
+        """Asks the cluster. `ticks_ms`: of a clock that only grows. `whole`: for everything. Raises
+        ClusterUnreachable."""
         self._describe({topic for group in groups for topic in overview.topics(group)}, ticks_ms)
         there = self._there = dict.fromkeys(tp for group in groups for tp in tps_of(group) if self._has(tp))
         facts, told = self.facts, self._observer.admin.told_offsets
-        asked = self._turn("ends", list(there), ENDS_MAX)
+        asked = self._turn("ends", list(there), len(there) if whole else ENDS_MAX)
         ends = told(asked, ANSWER_S)
         self.untold = self.untold.difference(asked) | (set(asked) - ends.keys())
         facts.ends = {tp: end for tp, end in facts.ends.items() if tp in there} | ends
@@ -409,23 +430,22 @@ class _DataTopics:
         behind = [(group, tp, position) for group, tp, position in placed if position < facts.ends[tp]]
         wanted = dict.fromkeys(tp for _, tp, _ in behind)
         unread = [tp for tp, end in facts.ends.items() if end and tp not in lowest]
-        firsts = told(self._turn("firsts", [*wanted, *unread], FIRSTS_MAX), ANSWER_S, first=True)
+        firsts = told(
+            self._turn("firsts", [*wanted, *unread], len(there) if whole else FIRSTS_MAX), ANSWER_S, first=True
+        )
         for tp in facts.firsts.keys() - there.keys():
             del facts.firsts[tp]
         facts.firsts |= firsts
         if not self._ages:
             return
-        self._behind = {tp.topic for tp in wanted}
-        self._ask_retention(self._behind, ticks_ms)
-        facts.oldest_ms = self._oldest(behind, ticks_ms)
-
-    def unasked(self) -> int:
-        """Returns how many partitions have no known end."""
-        return len(self._there.keys() - self.facts.ends.keys())
-
-    def unsaid(self) -> int:
-        """Returns how many topics with unfinished messages were not asked for their retention."""
-        return len(self._behind - self._settings_ms.keys())
+        if whole and "time_lookup" in self._observer.admin.capabilities:
+            facts.minute = self._observer.ends_before(facts.ends, now_ms - WINDOW_MS, facts.ends)
+        topics = {tp.topic for tp in wanted}
+        self._ask_retention(topics, ticks_ms, len(topics) if whole else SETTINGS_MAX)
+        for _ in range(ROUNDS_MAX if whole else 1):
+            facts.oldest_ms = self._oldest(behind, ticks_ms, len(topics) if whole else READS_MAX)
+            if len(facts.oldest_ms) == len(behind):
+                break
 
     def forget(self, names: Collection[str]) -> None:
         """Forgets the partitions that are no longer there. `names`: of the groups that there are."""
@@ -483,8 +503,8 @@ class _DataTopics:
                     self._observer.topics[topic] = info
             self._described_ms[topic] = ticks_ms
 
-    def _ask_retention(self, topics: set[str], ticks_ms: int) -> None:
-        for topic in self._due(topics, self._settings_ms, ticks_ms, SETTINGS_MS, SETTINGS_MAX):
+    def _ask_retention(self, topics: set[str], ticks_ms: int, most: int) -> None:
+        for topic in self._due(topics, self._settings_ms, ticks_ms, SETTINGS_MS, most):
             self.facts.retention_ms.pop(topic, None)
             with suppress(AccessDenied):
                 found = self._observer.admin.settings(topic)
@@ -518,7 +538,7 @@ class _DataTopics:
         return kept[2 * at] if 0 < at < len(kept) // 2 else None
 
     def _oldest(
-        self, behind: Iterable[tuple[Group, TopicPartition, int]], ticks_ms: int
+        self, behind: Iterable[tuple[Group, TopicPartition, int]], ticks_ms: int, most: int
     ) -> dict[tuple[str, TopicPartition], int]:
         """Returns the timestamps of the oldest unfinished messages, as far as known."""
         found: dict[tuple[str, TopicPartition], int] = {}
@@ -534,7 +554,7 @@ class _DataTopics:
                 found[key] = self._read[key][1]
             if key not in self._read or self._read[key][0] != position:
                 unread.setdefault(tp.topic, {}).setdefault(tp, (group.name, position))
-        for topic in self._due(unread, self._read_ms, ticks_ms, 0, READS_MAX):
+        for topic in self._due(unread, self._read_ms, ticks_ms, 0, most):
             starts = {tp: max(at, self.facts.firsts.get(tp, at)) for tp, (_, at) in unread[topic].items()}
             ends = {tp: min(self.facts.ends[tp], start + NEAR) for tp, start in starts.items()}
             starts = {tp: start for tp, start in starts.items() if start < ends[tp]}

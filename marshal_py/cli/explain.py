@@ -195,6 +195,9 @@ def _find(
     with _reader(group, options) as reader:
         found = reader.explain(tp, cut, count, reader.offset_of(begin))
         way_back = reader.way_back() if reader.began_at else ""
+        begin_ms = reader.begin_ms() if cut.time_ms is not None and found.at_offset == NONE else None
+    if begin_ms is not None:
+        raise output.CommandFailed(f"--at lies before the log of {group!r}, which begins at {time_of(begin_ms)}")
     if not found.known and found.deleted:
         raise output.CommandFailed(f"{GroupDeleted(group)}; as it was before: --at {max(found.causes) - 1}")
     if not found.known:
@@ -352,6 +355,12 @@ class _Reader:
         if cut.time_ms is not None:
             return self._observer.first_since([self._log], cut.time_ms)[self._log]
         return self._observer.bounds([self._log])[self._log].end
+
+    def begin_ms(self) -> int | None:
+        """Returns when the oldest record was written, in ms since 1970; None without one."""
+        bounds = self._observer.bounds([self._log])[self._log]
+        found = self._observer.times_of(self._log, [bounds.first] if bounds.first < bounds.end else [])
+        return found.get(bounds.first)
 
     def history(self, at: int) -> tuple[World, Iterator[LogRecord]]:
         """Returns the world at or below the offset `at`, and the records after it."""

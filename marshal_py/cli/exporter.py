@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from marshal_py.client.metrics import LOOPBACK, metrics_url
 
 LATE_S: Final = 5.0  # more than two refreshes: longer than one of 500 groups takes
 SWITCH_S: Final = 0.0005  # Python's 5 ms, some ten times per request, would add up while a refresh runs
+M_ARENA_MAX: Final = -8  # as malloc.h numbers it
 FRUGAL: Final = {"fetch.message.max.bytes": 65_536, "queued.max.messages.kbytes": 1_024, "queued.min.messages": 1_000}
 EXAMPLE: Final = output.example("marshal exporter --port 9101 --host 0.0.0.0")
 
@@ -72,6 +74,7 @@ def exporter(
     then holds the scale.
     """
     sys.setswitchinterval(SWITCH_S)
+    _share_arenas()
     watch = Watch(options.observer)
     late_s = 2 * refresh + LATE_S
     with (
@@ -91,3 +94,10 @@ def exporter(
                 output.say(f"figures are old: {problem}" if problem else "figures are new again")
             said = problem
             time.sleep(max(0.0, began_s + refresh - time.monotonic()))
+
+
+def _share_arenas() -> None:
+    """Has all threads allocate from few arenas: else each one of librdkafka's keeps what it has once used."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, 2)

@@ -37,6 +37,7 @@ from marshal_py.history.explain import as_dict, describe
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.records import Heartbeat, Record
+from marshal_py.transport.ports import LogRecord
 
 TAIL_EXAMPLE: Final = output.example("marshal log tail billing -n 20")
 DUMP_EXAMPLE: Final = output.example("marshal log dump --output billing.dump")
@@ -222,15 +223,17 @@ def bundle(
     checks = list(asked.checks({"bootstrap.servers": settings["bootstrap.servers"]}, lambda: transport))
     with closing(transport.admin()) as admin:
         cluster = admin.describe_cluster()
-    with options.observer() as observer:
-        records = observer.records(sorted({0, *observer.logs_of(group)}))
-        left_out = sum(archive.without_words(observer.root, record) is not record for record in records)
-    about = archive.about(settings, checks, health, cluster, left_out)
+    about, left_out = archive.about(settings, checks, health, cluster), 0
     with output.opened(path, force) as file, options.observer() as observer:
         root = observer.root
-        count = archive.dump(
-            observer, file, group, about=about, change=lambda record: archive.without_words(root, record)
-        )
+
+        def change(record: LogRecord) -> LogRecord:
+            nonlocal left_out
+            written = archive.without_words(root, record)
+            left_out += written is not record
+            return written
+
+        count = archive.dump(observer, file, group, about=about, change=change)
     text = f"{count} records in {path}; of {left_out} of them words were left out"
     options.print_result(Bundled(str(path), count, left_out), text)
 

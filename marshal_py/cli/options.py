@@ -204,9 +204,8 @@ class ReadOptions(CommonOptions):
         from marshal_py.admin.watch import Watch  # which most commands do without
 
         with Watch(self.observer, group, in_cluster=self.dump is None, states=states) as watch:
-            watch.refresh()
+            watch.refresh(whole=True)
             require_group(watch.observer, group)
-            watch.settle()
             if watch.observer is not None and watch.observer.root is None:
                 output.say(NOBODY)
             yield watch

@@ -141,13 +141,14 @@ def state(
     record's timestamp and this machine's clock, or as of the last sign of life in a dump. It owns its partitions until
     the log says that it has ended.
 
-    With --lag, positions are those of the coordination log; kafka-consumer-groups shows copies that are some seconds
-    older. The time is how long it takes to read these messages, without new ones, at the speed of the last minute, or
-    of the newest 16,384 records if these are fewer; it is - if the position does not move, or nobody owns the
-    partition. "oldest" is the age of the oldest message that waits, for a client that may read the topic. A lag of - is
+    With --lag, positions are those of the coordination log; kafka-consumer-groups shows copies that are some
+    seconds older. The time is how long it takes to read these messages, without new ones, at the speed of the last
+    minute, or of the newest 16,384 records if these are fewer; it is - if the position does not move, or nobody
+    owns the partition. With GROUP it says how the lag of all changes, too, by what was written in this minute.
+    "oldest" is the age of the oldest message that waits, for a client that may read the topic. A lag of - is
     unknown: the topic is gone or was created again, the partition has no position yet, the position lies beyond the
-    end, or records were lost. With --lag --since it shows the lag over time, also of a dump. --lag of all groups has a
-    line for each; "last progress" is when a position last moved, - if not in the last minute.
+    end, or records were lost. With --lag --since it shows the lag over time, also of a dump. --lag of all groups
+    has a line for each; "last progress" is when a position last moved, - if not in the last minute.
     """
     chosen = [one for one, wanted in zip(_VIEWS, (lag, members, settings, as_csv), strict=True) if wanted]
     if len(chosen) > 1:
@@ -256,7 +257,9 @@ def _total(found: GroupHealth) -> str:
     unknown = f" (without {found.unknown} partitions, whose lag is unknown)" if found.unknown else ""
     parked = f", {found.parked} partitions parked" if found.parked else ""
     speed, time_ = f"{found.per_second:g} messages per second", _duration(found.time_s)
-    return f"lag {lag}{unknown}{parked}, {speed}, time {time_}"
+    growth = "" if found.lag_per_second is None else f", changing by {found.lag_per_second:+g} per second"
+    zero = f": 0 in {_duration(found.zero_s)}" if found.lag and found.zero_s is not None else ""
+    return f"lag {lag}{unknown}{parked}{growth}{zero}, {speed}, time {time_}"
 
 
 def _duration(seconds: float | None) -> str:

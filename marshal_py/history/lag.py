@@ -9,8 +9,8 @@ The rate comes from the positions of the last minute. When an admin moves a posi
 move is not consumption. The rate of a partition that stops decreases every second and is 0 after a minute.
 
 An owner reports how far its handlers are, what they have finished above that, and how many messages they have, whenever
-that changes. If handlers have messages and finish none, that is so since the first heartbeat that told of it. How far
-handlers are is the position; in at-most-once mode, where grants move the position, it is the floor (F2.3).
+that changes. How far handlers are is the position; in at-most-once mode, where grants move the position, it is the
+floor (F2.3). No record is looked at for this: looks at the state, some of them a second, tell it as well.
 """
 
 from __future__ import annotations
@@ -19,17 +19,11 @@ from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from marshal_py.protocol.fold.rationalizer import Verdict
-from marshal_py.protocol.fold.world import Group, Partition
+from msgspec import Struct
+
+from marshal_py.protocol.fold.world import Group, Partition, World
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
-from marshal_py.protocol.wire.records import (
-    AT_MOST_ONCE,
-    LAG_UNKNOWN,
-    ClaimingMessages,
-    ClaimingPartition,
-    Heartbeat,
-    SeekingPartition,
-)
+from marshal_py.protocol.wire.records import AT_MOST_ONCE, LAG_UNKNOWN
 
 MOMENTS_MAX: Final = 120  # of one answer: more than a picture or a line of text shows
 LOOKUPS_MAX: Final = 12_000  # moments times partitions: a broker looks up some ten thousand per second
@@ -161,149 +155,129 @@ def _lag(
 
 
 WINDOW_MS: Final = 60_000  # long enough to even out batches, short enough to be current
-SAMPLE_MS: Final = 250  # samples are this far apart, because in at-most-once mode there are thousands of grants
+LOOK_MS: Final = 1_000  # so far apart looks the pace at a world: a look costs as much as some records
+SAMPLE_MS: Final = 5_000  # of the speed: 13 samples per partition, because there may be thousands of partitions
 
 
-class ConsumptionRate:
-    """Computes the rates of one log's partitions, from samples that are at least `sample_ms` apart."""
+class _Seen(Struct, gc=False):
+    """What was seen of a partition that somebody owns. The times, in ms since 1970, say since when that is so:
+    `stood_ms` of epoch and position, `finished_ms` also of what is done, `busy_ms` also of messages in handlers."""
 
-    def __init__(self, sample_ms: int = SAMPLE_MS) -> None:
-        self._sample_ms = sample_ms
-        # Time, position and generation of each sample in turn, the newest one whatever its age: there may be thousands
-        # of partitions.
-        self._samples: dict[tuple[str, TopicPartition], array[int]] = {}
+    generation: int
+    epoch: int
+    position: int
+    done: int
+    progress: bytes
+    busy: bool
+    stood_ms: int
+    finished_ms: int
+    busy_ms: int
+    samples: array[int]  # times and positions in turn
+
+
+class Pace:
+    """Knows how fast the owners of partitions get on, and since when they do not: by looks at the worlds of the logs
+    while these are read, so to within LOOK_MS. What was so at the first look was so since then."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[TopicPartition, _Seen]] = {}  # by group
         self._moved_ms: dict[str, int] = {}  # by group
+        self._due_ms: dict[int, int] = {}  # by log: when the next look is
+        self._unseen: dict[int, tuple[World, int]] = {}  # by log: read since the last look, and the newest timestamp
 
-    def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:
-        """Notes the positions of a folded record. `time_ms`: its timestamp. `group`: after the record, or None."""
-        if group is None or not verdict.accepted:
-            return
-        match verdict.record:
-            case Heartbeat() as record:
-                for entry in record.claims:
-                    partition = group.claims.get(entry.epoch)
-                    if partition is not None and partition.owner == record.session:
-                        self._note(group, partition, time_ms)
-            case ClaimingPartition():
-                self._note(group, group.claims[verdict.offset], time_ms)
-            case ClaimingMessages() as record:
-                for index in verdict.granted:
-                    self._note(group, group.claims[record.ranges[index].epoch], time_ms)
+    def read(self, world: World, time_ms: int, since_ms: int = 0) -> None:
+        """Looks at a world, if it is time. `time_ms`: of the record that was folded last. Between the first record and
+        `since_ms` it does not look."""
+        due_ms = self._due_ms.get(world.log)
+        if due_ms is None or time_ms >= due_ms:
+            self._due_ms[world.log] = max(time_ms + LOOK_MS, since_ms)
+            self._unseen.pop(world.log, None)
+            self._look(world, time_ms)
+        else:
+            self._unseen[world.log] = world, time_ms
 
-    def _note(self, group: Group, partition: Partition, time_ms: int) -> None:
-        if partition.tp.partition < 0:
-            return
-        key = group.name, partition.tp
-        kept = self._samples.get(key)
-        if kept is None:
-            kept = self._samples[key] = array("q")
-        if kept and kept[-1] != partition.generation:
-            del kept[:]
-        if kept and kept[-2] < partition.position:
-            self._moved_ms[group.name] = time_ms
-        if len(kept) > 3 and time_ms - kept[-6] < self._sample_ms:
-            del kept[-3:]
-        kept.extend((time_ms, partition.position, partition.generation))
-        while kept[0] < time_ms - WINDOW_MS:
-            del kept[:3]
+    def catch_up(self) -> None:
+        """Looks at all worlds that have changed. Questions are about the last look."""
+        for world, time_ms in self._unseen.values():
+            self._look(world, time_ms)
+        self._unseen.clear()
+
+    def _look(self, world: World, now_ms: int) -> None:
+        for group in world.groups.values():
+            seen, at_most_once = self._seen.setdefault(group.name, {}), group.mode == AT_MOST_ONCE
+            for epoch, now in group.claims.items():
+                if now.tp.partition < 0:
+                    continue
+                known, done, busy = seen.get(now.tp), now.floor if at_most_once else now.position, now.in_flight > 0
+                if known is None or known.generation != now.generation:
+                    samples = array("q", (now_ms, now.position))
+                    at = now_ms, now_ms, now_ms
+                    seen[now.tp] = _Seen(
+                        now.generation, epoch, now.position, done, now.progress, busy, *at, samples=samples
+                    )
+                    continue
+                samples = known.samples
+                if now_ms - samples[-2] >= SAMPLE_MS:
+                    samples.extend((now_ms, now.position))
+                    while samples[0] < now_ms - WINDOW_MS:
+                        del samples[:2]
+                if known.epoch == epoch and known.done == done and known.progress == now.progress:
+                    if busy and not known.busy:
+                        known.busy_ms = now_ms
+                    known.busy = busy
+                    if known.position == now.position:
+                        continue
+                else:
+                    known.finished_ms = known.busy_ms = now_ms
+                if known.epoch != epoch or known.position != now.position:
+                    known.stood_ms = now_ms
+                if known.position < now.position:
+                    self._moved_ms[group.name] = now_ms
+                known.epoch, known.position, known.done = epoch, now.position, done
+                known.progress, known.busy = now.progress, busy
 
     def forget(self, groups: Collection[str]) -> None:
         """Forgets all groups but these."""
-        self._samples = {key: each for key, each in self._samples.items() if key[0] in groups}
-        self._moved_ms = {group: at_ms for group, at_ms in self._moved_ms.items() if group in groups}
+        self._seen = {name: each for name, each in self._seen.items() if name in groups}
+        self._moved_ms = {name: at_ms for name, at_ms in self._moved_ms.items() if name in groups}
+
+    # --- how fast
 
     def moved_ms(self, group: str) -> int | None:
-        """Returns the newest record's time, in ms since 1970, by which consumers moved a position of the group forward;
-        None if no such record was read."""
+        """Returns when, in ms since 1970, consumers moved a position of the group forward; None if that was not
+        seen."""
         return self._moved_ms.get(group)
 
     def per_second(self, group: str, tp: TopicPartition, now_ms: int) -> float:
-        """Returns messages per second over the last WINDOW_MS; 0 if the position did not move. `now_ms` never falls."""
-        kept = self._samples.get((group, tp), array("q"))
-        while len(kept) > 3 and kept[0] < now_ms - WINDOW_MS:
-            del kept[:3]
-        elapsed_ms = max(now_ms, kept[-3]) - kept[0] if len(kept) > 3 else 0
-        return 1000 * (kept[-2] - kept[1]) / elapsed_ms if elapsed_ms > 0 else 0.0
+        """Returns messages per second over the last WINDOW_MS; 0 if the position did not move."""
+        known = self._seen.get(group, {}).get(tp)
+        if known is None:
+            return 0.0
+        samples = known.samples
+        at = next((at for at in range(0, len(samples), 2) if samples[at] >= now_ms - WINDOW_MS), len(samples) - 2)
+        elapsed_ms = now_ms - samples[at]
+        return 1000 * (known.position - samples[at + 1]) / elapsed_ms if elapsed_ms > 0 else 0.0
 
-
-def handled_to(group: Group, partition: Partition) -> int:
-    """Returns the offset up to which the handlers of a partition's owner are done, as far as the log says."""
-    return partition.floor if group.mode == AT_MOST_ONCE else partition.position
-
-
-class Unanswered:
-    """Keeps, for the partitions of one log, since when handlers have messages and get no further."""
-
-    def __init__(self) -> None:
-        self._first_ms = 0  # timestamp of the first record that was read
-        # (epoch, how far, progress above it, since when in ms since 1970)
-        self._since: dict[tuple[str, TopicPartition], tuple[int, int, bytes, int]] = {}  # with messages in handlers
-        self._finished: dict[tuple[str, TopicPartition], tuple[int, int, bytes, int]] = {}
-        self._stood: dict[tuple[str, TopicPartition], tuple[int, int, int]] = {}  # epoch, position, since when
-
-    def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:
-        """Notes what a folded record says. `group`: its group after the record. `time_ms`: its timestamp."""
-        self._first_ms = self._first_ms or time_ms
-        record = verdict.record
-        if (
-            group is None
-            or not verdict.accepted
-            or not isinstance(record, Heartbeat | ClaimingPartition | SeekingPartition)
-        ):
-            return
-        epochs = [entry.epoch for entry in record.claims] if isinstance(record, Heartbeat) else [verdict.offset]
-        for epoch in epochs:
-            partition = group.claims.get(epoch)
-            if partition is None:
-                continue
-            key = group.name, partition.tp
-            done = handled_to(group, partition)
-            now = epoch, done, partition.progress
-            stands = epoch, partition.position
-            if self._stood.get(key, (0, 0, 0))[:2] != stands:
-                self._stood[key] = *stands, time_ms
-            if self._finished.get(key, (0, 0, b"", 0))[:3] != now:
-                self._finished[key] = *now, time_ms
-            if not partition.in_flight:
-                self._since.pop(key, None)
-            elif self._since.get(key, (0, 0, b"", 0))[:3] != now:
-                self._since[key] = *now, time_ms
-
-    def forget(self, groups: Collection[str]) -> None:
-        """Forgets all groups but these."""
-        self._since = {key: each for key, each in self._since.items() if key[0] in groups}
-        self._finished = {key: each for key, each in self._finished.items() if key[0] in groups}
-        self._stood = {key: each for key, each in self._stood.items() if key[0] in groups}
+    # --- since when they get no further
 
     def stands(self, group: Group) -> dict[TopicPartition, int]:
         """Returns since when the position of a partition has not moved, in ms since 1970, though its owner has finished
-        messages above it. The same holds for the first record that was read."""
-        found = {}
-        for epoch, partition in group.claims.items():
-            if partition.tp.partition >= 0 and partition.progress:
-                kept = self._stood.get((group.name, partition.tp))
-                same = kept is not None and kept[:2] == (epoch, partition.position)
-                found[partition.tp] = kept[2] if kept is not None and same else self._first_ms
-        return {tp: since_ms for tp, since_ms in found.items() if since_ms}
+        messages above it."""
+        return {now.tp: known.stood_ms for now, known in self._owned(group) if now.progress}
 
     def since(self, group: Group) -> dict[TopicPartition, int]:
-        """Returns since when no message of a partition was finished, in ms since 1970, where handlers have some. If it
-        was so before the first record that was read, that record's time stands for it."""
-        found = {}
-        for partition in group.claims.values():
-            if partition.tp.partition >= 0 and partition.in_flight:
-                kept = self._since.get((group.name, partition.tp))
-                now = partition.epoch, handled_to(group, partition), partition.progress
-                found[partition.tp] = kept[3] if kept is not None and kept[:3] == now else self._first_ms
-        return {tp: since_ms for tp, since_ms in found.items() if since_ms}
+        """Returns since when no message of a partition was finished, in ms since 1970, where handlers have some."""
+        return {now.tp: known.busy_ms for now, known in self._owned(group) if now.in_flight}
 
     def blocked(self, group: Group) -> dict[TopicPartition, int]:
         """Returns since when the owner of a partition has finished nothing in any of its partitions, in ms since 1970.
         A claim counts as finishing something: before it, there was nothing to finish."""
         last: dict[int, int] = {}
-        for epoch, partition in group.claims.items():
-            kept = self._finished.get((group.name, partition.tp))
-            same = kept is not None and kept[:3] == (epoch, handled_to(group, partition), partition.progress)
-            time_ms = kept[3] if kept is not None and same else self._first_ms
-            last[partition.owner] = max(time_ms, last.get(partition.owner, 0))
-        return {each.tp: last[each.owner] for each in group.claims.values() if each.tp.partition >= 0}
+        for now, known in self._owned(group):
+            last[now.owner] = max(known.finished_ms, last.get(now.owner, 0))
+        return {now.tp: last[now.owner] for now, _ in self._owned(group)}
+
+    def _owned(self, group: Group) -> list[tuple[Partition, _Seen]]:
+        """Returns the claims of a group, as they are and as they were seen."""
+        seen = self._seen.get(group.name, {})
+        return [(now, seen[now.tp]) for now in group.claims.values() if now.tp in seen]

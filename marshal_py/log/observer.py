@@ -27,7 +27,7 @@ from marshal_py.protocol.wire.records import Genesis, Heartbeat, Join, Record
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import Bounds, ClusterAdmin, LogRecord, MessageReader, TopicInfo, Transport
 
-OPENED_AT_ONCE: Final = 4  # logs; to find a snapshot, a reader mostly waits for the broker
+OPENED_AT_ONCE: Final = 2  # logs; one reads while the other waits for the broker, and each has a client of its own
 LOOK_BACK_RECORDS: Final = 200_000  # of a log, for a question that may have no answer; they fold in 1 to 2 s
 
 T = TypeVar("T")

@@ -93,6 +93,8 @@ _FORBIDDEN: Final[Mapping[str, str]] = {
 # What a client gets without the caller's doing. An error that concerns no certain setting need not name these.
 _OURS: Final = frozenset().union(_CONNECTION, _NEVER, _LOG_READER, _LOG_WRITER, _DATA, ["client.id"])
 
+LOG_QUEUE_BYTES: Final = 1_048_576  # of records of a log that are read ahead; they fold slower than they come
+
 # How many messages to take from a client at once. CPython collects cyclic garbage when 700 more objects were made than
 # freed. Pieces of fewer messages, each freed when the next has come, never start a collection; a thousand messages do,
 # which costs a tenth of all time.
@@ -185,6 +187,7 @@ def log_reader(given: Settings, client_id: str, fetch_wait_ms: int) -> Settings:
         **_LOG,
         "client.id": client_id,
         "fetch.wait.max.ms": fetch_wait_ms,
+        **_queue(LOG_QUEUE_BYTES, given),
         **given,
         **_LOG_READER,
         **_NEVER,

@@ -8,7 +8,7 @@ from marshal_py.admin.views import health, overview
 from marshal_py.admin.views.group_info import Check, GroupHealth
 from marshal_py.admin.views.health import GAPS_S, DataFacts, Tally
 from marshal_py.history.advisories import Advisories
-from marshal_py.history.lag import ConsumptionRate
+from marshal_py.history.lag import Pace
 from marshal_py.protocol.fold.rationalizer import apply
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.member.waiting import standstills
@@ -27,7 +27,7 @@ from tests.support.differential_log import GROUP, TOPIC, DifferentialLog, genesi
 ONE = TopicPartition(TOPIC, 0)
 
 
-class Steady(ConsumptionRate):
+class Steady(Pace):
     def per_second(self, group: str, tp: TopicPartition, now_ms: int) -> float:
         return 4.0 if tp == ONE else 0.0
 
@@ -41,12 +41,12 @@ def book() -> DifferentialLog:
 
 
 def row(
-    book: DifferentialLog, data: DataFacts, rate: ConsumptionRate | None = None, findings: tuple[Check, ...] = ()
+    book: DifferentialLog, data: DataFacts, pace: Pace | None = None, findings: tuple[Check, ...] = ()
 ) -> GroupHealth:
     """As of 100 s after the epoch; the session was heard a second before."""
     tps = [tp for tp in overview.partitions(book.group) if tp.partition >= 0]
-    rate = rate or ConsumptionRate()
-    rows = tuple(health.partition_health(book.group, tp, data, rate, 100_000, {}) for tp in tps)
+    pace = pace or Pace()
+    rows = tuple(health.partition_health(book.group, tp, data, pace, 100_000, {}) for tp in tps)
     signs_ms = dict.fromkeys(book.group.sessions, 99_000)
     causes = standstills(book.group)
     return health.group_health(book.group, findings, causes, (), signs_ms, None, Tally(), rows, 98_000, 100_000)
@@ -97,6 +97,18 @@ def test_the_oldest_message_and_when_kafka_may_delete_it(
     found = row(book, data)
     assert (found.oldest_s, found.retention_s) == (oldest_s, retention_s)
     assert (found.partitions[0].oldest_s, found.partitions[0].retention_s) == (oldest_s, retention_s)
+
+
+def test_how_the_lag_changes_and_when_it_is_zero(book: DifferentialLog) -> None:
+    """By what was written in this minute, of a reader that looks once."""
+    for minute, growth, zero_s in ((30, -2.0, 10.0), (-90, 0.0, None), (-210, 2.0, None)):
+        found = row(book, DataFacts({ONE: 150}, minute={ONE: minute}), Steady())
+        assert (found.lag_per_second, found.zero_s) == (growth, zero_s)
+        assert [each.lag_per_second for each in found.partitions] == [growth, None, None, None]
+    unknown = row(book, DataFacts({ONE: 150}), Steady())
+    assert (unknown.lag_per_second, unknown.zero_s) == (None, None)
+    done = row(book, DataFacts({ONE: 130}, minute={ONE: 130}))
+    assert (done.lag_per_second, done.zero_s) == (0.0, 0.0)
 
 
 class Told(DifferentialLog):

@@ -347,7 +347,6 @@ def test_a_refusal_is_one_line_and_exit_code_1(servers: dict[str, Any], shell: S
         ("set-position", "g", "--to", "missing.csv"),
         ("explain", "g", "orders"),
         ("explain", "g", "orders:0", "--at", "noon"),
-        ("explain", "g"),
         ("explain", "g", "--at", "1"),
         ("explain", "g", "--since", "1", "--at", "never"),
         ("members",),

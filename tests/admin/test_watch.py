@@ -113,8 +113,7 @@ def test_a_reader_that_looks_once_knows_the_retention_of_all_topics(scene: Scene
         scene.fill(topic, 0, 2)
         scene.broker.settings[topic] |= {"retention.ms": "3600000", "cleanup.policy": "delete"}
     with Watch(scene.observer, "billing") as watch:
-        watch.refresh()
-        watch.settle()
+        watch.refresh(whole=True)
         known = {row.topic for row in watch.partitions("billing") if row.retention_s is not None}
     assert known == set(topics)
 
@@ -238,8 +237,7 @@ def test_an_end_that_is_older_than_a_position_is_no_loss(scene: Scene, monkeypat
     """Of more partitions than one refresh asks for, the others have older ends."""
     monkeypatch.setattr("marshal_py.admin.watch.ENDS_MAX", 2)
     session, epochs = scene.own("billing", "billing-1", "orders", 4)
-    scene.watch.refresh()
-    scene.watch.settle()
+    scene.watch.refresh(whole=True)
     assert scene.watch.groups()[0].unknown == 0, "a caller that asks once has all ends"
     for sequence in range(1, 5):
         for number in range(4):
@@ -262,8 +260,7 @@ def test_a_caller_that_asks_once_gets_a_judgement_by_all_ends(scene: Scene, monk
     session, _ = scene.own("billing", "billing-1", "orders", 8)
     scene.write(Leave(session), "billing")
     scene.fill("orders", 7, 3)
-    scene.watch.refresh()
-    scene.watch.settle()
+    scene.watch.refresh(whole=True)
     (billing,) = scene.watch.groups()
     assert (billing.lag, billing.unknown, list(billing.causes)) == (3, 0, ["no_consumer"])
 

@@ -321,8 +321,9 @@ def test_without_a_terminal(shell: Shell, billing: str, tmp_path: Path) -> None:
     now = shell.json("top", "--dump", dump)
     assert [one["group"] for one in now["groups"]] == [billing]
     assert shell.json("top", "--dump", dump, "--at", "2100-01-01") == now
-    begin = shell.json("top", "--dump", dump, "--at", "2020-01-01")
-    assert begin["at"] < now["at"]
+    for command in (("top", "--once"), ("explain", billing, "full:0")):
+        before = shell.run(*command, "--dump", dump, "--at", "2020-01-01")
+        assert (before.exit_code, "lies before the" in before.stderr) == (1, True), before.stderr
 
 
 def test_refusals(shell: Shell, billing: str) -> None:

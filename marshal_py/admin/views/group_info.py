@@ -233,12 +233,16 @@ class Check(Struct, frozen=True):
 class PartitionHealth(PartitionState, frozen=True):
     """A partition, how fast its position moves, and how long it takes to its end.
 
-    `oldest_s`: the age of its oldest unfinished message; None if nothing waits, or it is unknown. `retention_s`: in how
-    many seconds Kafka may delete that one because of its age, 0 if it has.
+    `lag_per_second`: how the lag changes, by this minute; `zero_s`: in how many seconds it is 0 then, None for never.
+    Both are None for a reader that looks again and again, and for one of the past. `oldest_s`: the age of its oldest
+    unfinished message; None if nothing waits, or it is unknown. `retention_s`: in how many seconds Kafka may delete
+    that one because of its age, 0 if it has.
     """
 
     per_second: float
     time_s: float | None
+    lag_per_second: float | None
+    zero_s: float | None
     oldest_s: float | None
     retention_s: float | None
 
@@ -284,6 +288,8 @@ class GroupHealth(Struct, frozen=True):
     unknown: int
     per_second: float
     time_s: float | None
+    lag_per_second: float | None
+    zero_s: float | None
     oldest_s: float | None
     retention_s: float | None
     redelivered: int

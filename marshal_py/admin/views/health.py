@@ -20,7 +20,7 @@ from marshal_py.admin.views.group_info import Check, GroupHealth, PartitionHealt
 from marshal_py.admin.views.overview import Stopped
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.admin.views.recreated_topics import find_recreated
-from marshal_py.history.lag import ConsumptionRate, Unanswered
+from marshal_py.history.lag import WINDOW_MS, Pace
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, Partition
@@ -44,13 +44,15 @@ GAPS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # uppe
 
 class DataFacts(Struct):
     """What the cluster says of data topics, as far as it was asked. By partition: `ends`, `firsts` (first offsets that
-    are still there), `oldest_ms` (by group, too: timestamp of the oldest unfinished message, since 1970).
+    are still there), `oldest_ms` (by group, too: timestamp of the oldest unfinished message, since 1970), `minute`
+    (ends a minute ago).
     `retention_ms`: by topic whose messages are deleted because of their age."""
 
     ends: dict[TopicPartition, int] = {}
     firsts: dict[TopicPartition, int] = {}
     oldest_ms: dict[tuple[str, TopicPartition], int] = {}
     retention_ms: dict[str, int] = {}
+    minute: dict[TopicPartition, int] = {}
 
 
 class Tally:
@@ -121,17 +123,14 @@ class Tally:
 
 
 def partition_health(
-    group: Group,
-    tp: TopicPartition,
-    data: DataFacts,
-    rate: ConsumptionRate,
-    now_ms: int,
-    recreated: Mapping[str, object],
+    group: Group, tp: TopicPartition, data: DataFacts, pace: Pace, now_ms: int, recreated: Mapping[str, object]
 ) -> PartitionHealth:
     """Returns the row of one partition. Its time to the end is None where nothing moves or nobody owns it."""
     state = overview.partition_state(group, tp, data.ends.get(tp), recreated)
-    lag, speed = state.lag, rate.per_second(group.name, tp, now_ms)
-    time_s = oldest_s = retention_s = None
+    lag, speed = state.lag, pace.per_second(group.name, tp, now_ms)
+    time_s = oldest_s = retention_s = growth = None
+    if lag is not None and tp in data.minute:
+        growth = round((data.ends[tp] - data.minute[tp]) * 1000 / WINDOW_MS - speed, 1)
     if lag == 0:
         time_s = 0.0
     elif lag is not None:
@@ -145,8 +144,21 @@ def partition_health(
         elif oldest_ms is not None and keep_ms is not None:
             retention_s = max(0, oldest_ms + keep_ms - now_ms) / 1000
     return PartitionHealth(
-        **asdict(state), per_second=round(speed, 1), time_s=time_s, oldest_s=oldest_s, retention_s=retention_s
+        **asdict(state),
+        per_second=round(speed, 1),
+        time_s=time_s,
+        lag_per_second=growth,
+        zero_s=zero_s(lag, growth),
+        oldest_s=oldest_s,
+        retention_s=retention_s,
     )
+
+
+def zero_s(lag: int | None, per_second: float | None) -> float | None:
+    """Returns in how many seconds a lag that changes so is 0; None for never."""
+    if not lag:
+        return None if lag is None else 0.0
+    return round(lag / -per_second, 1) if per_second is not None and per_second < 0 else None
 
 
 def group_health(
@@ -162,7 +174,7 @@ def group_health(
     now_ms: int,
 ) -> GroupHealth:
     """Returns the row of one group. `signs_ms`: when each session gave its last sign of life; `rows`: of its
-    partitions; `moved_ms`: of the rate."""
+    partitions; `moved_ms`: of the pace."""
     levels = {check.level for check in findings}
     by_cause: Counter[str] = Counter()
     for one in causes:
@@ -174,6 +186,9 @@ def group_health(
     lags = [row.lag for row in rows if row.lag is not None]
     times = [row.time_s for row in rows if row.lag is not None]
     moving = [time_s for time_s in times if time_s is not None]
+    grown = [row.lag_per_second for row in rows if row.lag_per_second is not None]
+    growth = round(sum(grown), 1) if grown else None
+    behind = sum(lags) if lags or not rows else None
     return GroupHealth(
         group=group.name,
         level="fail" if "fail" in levels else "warn" if "warn" in levels else "ok",
@@ -192,10 +207,12 @@ def group_health(
         owned=owned,
         free=len(rows) - owned - parked,
         parked=parked,
-        lag=sum(lags) if lags or not rows else None,
+        lag=behind,
         unknown=len(rows) - len(lags),
         per_second=round(sum([row.per_second for row in rows]), 1),
         time_s=None if None in times or (rows and not lags) else max(moving, default=0.0),
+        lag_per_second=growth,
+        zero_s=zero_s(behind, growth),
         oldest_s=max([row.oldest_s for row in rows if row.oldest_s is not None], default=None),
         retention_s=min([row.retention_s for row in rows if row.retention_s is not None], default=None),
         redelivered=tally.redelivered,
@@ -212,38 +229,38 @@ class Looking:
     """Collects what the records tell, while its owner reads them by an observer."""
 
     def __init__(self, observer: Observer) -> None:
+        self.pace: Pace = Pace()
         self.firsts: Mapping[TopicPartition, int] = {}  # first offsets of data partitions, as far as the owner asked
         self._observer = observer
         self._pauses: dict[str, PauseHistory] = {}
-        self._unanswered: dict[int, Unanswered] = {}  # by log
         self._held_up: dict[tuple[str, TopicPartition], tuple[Note, int]] = {}  # the newest, with its timestamp
-        self._recent: dict[int, tuple[int, int]] = {}  # by log: UNOWNED_MS before a time begins at that offset
+        self._recent: tuple[int, dict[int, int]] = NONE, {}  # UNOWNED_MS before a time logs began at these offsets
         self._first_ms: dict[int, int] = {}  # by log: timestamp of the first record that was read
         self._died_ms: dict[str, dict[int, int]] = {}  # by group and session
 
-    def read(self, judged: Judged) -> None:
+    def read(self, judged: Judged, since_ms: int) -> None:
+        """`since_ms`: of which speed counts."""
         record, verdict = judged
-        self._first_ms.setdefault(record.log, record.timestamp_ms)
-        noted = verdict.record
-        if verdict.group and (not isinstance(noted, Heartbeat) or noted.pause is not None):
+        log, noted = record.log, verdict.record
+        self.pace.read(self._observer.worlds[log], record.timestamp_ms, since_ms)
+        if log not in self._first_ms:
+            self._first_ms[log] = record.timestamp_ms
+        if type(noted) is Heartbeat and noted.pause is None:
+            return
+        if verdict.group:
             self._pauses.setdefault(verdict.group, PauseHistory(verdict.group)).read(verdict)
         if verdict.accepted and isinstance(noted, Note) and noted.kind == "held_up":
             tp = TopicPartition(noted.topic, noted.partition)
             self._held_up[verdict.group, tp] = noted, record.timestamp_ms
         if verdict.accepted and (isinstance(noted, Evict) or (isinstance(noted, Leave) and died(noted))):
             self._died_ms.setdefault(verdict.group, {})[noted.session] = record.timestamp_ms
-        group = self._observer.worlds[record.log].groups.get(verdict.group)
-        if record.log not in self._unanswered:
-            self._unanswered[record.log] = Unanswered()
-        self._unanswered[record.log].read(group, verdict, record.timestamp_ms)
 
     def forget(self, names: Collection[str]) -> None:
         """Forgets all groups but these."""
         self._pauses = {name: each for name, each in self._pauses.items() if name in names}
         self._died_ms = {name: each for name, each in self._died_ms.items() if name in names}
         self._held_up = {key: each for key, each in self._held_up.items() if key[0] in names}
-        for unanswered in self._unanswered.values():
-            unanswered.forget(names)
+        self.pace.forget(names)
 
     def deaths(self, group: str, since_ms: int) -> int:
         """Returns how many sessions of a group have died since a time, and forgets the older ones. `since_ms` never
@@ -263,9 +280,7 @@ class Looking:
         """Returns in words, with advice, which messages hold up the positions of their partitions: as owners said, or
         where messages come again, or stay while later ones go."""
         found = {}
-        unanswered = self._unanswered.get(next(iter(self._observer.logs_of(group.name)), NONE))
-        stands = {} if unanswered is None else unanswered.stands(group)
-        since = {} if unanswered is None else unanswered.since(group)
+        stands, since = self.pace.stands(group), self.pace.since(group)
         for tp, partition in sorted(group.partitions.items()):
             noted, said_ms = self._held_up.get((group.name, tp), (None, 0))
             stood_ms = now_ms - stands.get(tp, now_ms)
@@ -293,14 +308,15 @@ class Looking:
         stopped: Iterable[Stopped],
         gone: Iterable[str],
         ends: Mapping[TopicPartition, int],
+        waits: Mapping[TopicPartition, int],
+        then: Mapping[TopicPartition, int],
     ) -> Facts:
         """Returns what is known of a group at `now_ms` since 1970. `stopped`: until an admin acts; `gone`: topics that
-        the cluster lacks; `ends`: as far as known."""
+        the cluster lacks; `ends`: as far as known; `waits`: by `waits`, and `then` the ends of these, HANGS_MS ago."""
         pause = overview.pause(group, self.pause_history(log, group), now_ms)
         waiting = overview.free(group, ends, find_recreated(group, self._observer.topics), self.firsts)
         # Who has given no sign of life in all that is kept is silent since that begins.
         signs = dict.fromkeys(group.sessions, self._first_ms.get(log, now_ms)) | self._observer.signs_of(log, group)
-        unanswered = self._unanswered[log].since(group) if log in self._unanswered else {}
         silent = overview.silence(group, signs, now_ms)
         return Facts(
             now_ms,
@@ -310,25 +326,20 @@ class Looking:
             tuple(gone),
             sum(waiting.values()),
             silent,
-            unanswered,
-            self._blocked(log, group, now_ms, ends),
+            self.pace.since(group),
+            {tp: since_ms for tp, since_ms in waits.items() if then.get(tp, NONE) > group.partitions[tp].position},
             self._unowned(log, group, now_ms, ends, silent),
             held_up=self.held_up(group, now_ms),
         )
 
-    def _blocked(
-        self, log: int, group: Group, now_ms: int, ends: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, int]:
-        """Returns since when owners have finished nothing, by partition in which a message has waited for HANGS_MS."""
-        if group.paused or log not in self._unanswered:
-            return {}
-        since = {
+    def waits(self, group: Group, now_ms: int, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Returns since when owners have finished nothing, by partition, where that is HANGS_MS ago, or more, and a
+        message waits."""
+        return {
             tp: since_ms
-            for tp, since_ms in self._unanswered[log].blocked(group).items()
+            for tp, since_ms in (self.pace.blocked(group) if not group.paused else {}).items()
             if now_ms - since_ms >= HANGS_MS and ends.get(tp, NONE) > group.partitions[tp].position
         }
-        older = self._observer.ends_before(since, now_ms - HANGS_MS, ends) if since else {}
-        return {tp: since_ms for tp, since_ms in since.items() if older.get(tp, NONE) > group.partitions[tp].position}
 
     def _unowned(
         self, log: int, group: Group, now_ms: int, ends: Mapping[TopicPartition, int], silent: Collection[int]
@@ -338,9 +349,9 @@ class Looking:
         lags = overview.free(group, ends, (), self.firsts)
         if not lags or group.paused or not group.sessions:
             return {}
-        if self._recent.get(log, (NONE, NONE))[0] != now_ms:
-            self._recent[log] = now_ms, self._observer.first_since([log], now_ms - UNOWNED_MS)[log]
-        recent = self._recent[log][1]
+        if self._recent[0] != now_ms:
+            self._recent = now_ms, self._observer.first_since(self._observer.worlds, now_ms - UNOWNED_MS)
+        recent = self._recent[1][log]
         oldest: dict[str, int] = {}  # by topic: the oldest live session that reads it
         for session in sorted(group.sessions.keys() - set(silent), reverse=True):
             oldest |= dict.fromkeys(consumed(group.sessions[session].join.topics, group.topics), session)

@@ -71,6 +71,8 @@ def top(
     at_ms = options.moment(at)
     if times_ms is None and at_ms is not None:
         times_ms = 0, SystemClock().now().wall_ms
+    if not live and times_ms is not None and at_ms is not None and at_ms < times_ms[0]:
+        raise output.CommandFailed(f"--at {at} lies before the dump, which begins at {time_of(times_ms[0])}")
     if times_ms is not None:
         at_ms = times_ms[1] if at_ms is None else min(max(at_ms, times_ms[0]), times_ms[1])
     source = Source(open_observer, group, at_ms)

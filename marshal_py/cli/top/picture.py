@@ -15,6 +15,7 @@ from rich.text import Text
 
 from marshal_py.admin.views.diagnosis import LEVELS
 from marshal_py.admin.views.group_info import GroupHealth, MemberInfo, PartitionHealth
+from marshal_py.admin.views.health import zero_s
 from marshal_py.cli.documents import time_of
 from marshal_py.cli.output import printable
 from marshal_py.cli.terminal import scrolled
@@ -41,11 +42,9 @@ SORTS: Final[dict[str, Callable[[GroupTrend], Any]]] = {
 
 
 class GroupTrend(GroupHealth, frozen=True):
-    """A group, and how it changes: per second, over a minute or between two pictures. `zero_s`: in how many seconds its
-    lag is 0 at this speed, None for never. All are None where one picture alone is known."""
+    """A group, and how it changes, its lag included: per second, over a minute or between two pictures; None where one
+    picture alone is known."""
 
-    lag_per_second: float | None
-    zero_s: float | None
     redelivered_per_second: float | None
     dead_letters_per_second: float | None
 
@@ -87,17 +86,14 @@ def _comparable(before: _Figures, now: _Figures) -> bool:
 
 
 def _trend_between(before: _Figures, now: _Figures) -> dict[str, float | None]:
-    found: dict[str, float | None] = dict.fromkeys(GroupTrend.__annotations__)
-    if now.lag == 0:
-        found["zero_s"] = 0.0
+    found: dict[str, float | None] = dict.fromkeys((*GroupTrend.__annotations__, "lag_per_second"))
+    found["zero_s"] = zero_s(now.lag, None)
     if before is now:
         return found
     elapsed_s = (now.time_ms - before.time_ms) / 1000
     if now.lag is not None and before.lag is not None:
         growth = (now.lag - before.lag) / elapsed_s
-        found["lag_per_second"] = round(growth, 1)
-        if now.lag and growth < 0:
-            found["zero_s"] = round(now.lag / -growth, 1)
+        found["lag_per_second"], found["zero_s"] = round(growth, 1), zero_s(now.lag, growth)
     found["redelivered_per_second"] = round((now.redelivered - before.redelivered) / elapsed_s, 2)
     found["dead_letters_per_second"] = round((now.dead_letters - before.dead_letters) / elapsed_s, 2)
     return found

@@ -1,8 +1,8 @@
-"""How fast a group consumes, by the accepted positions of the last minute, whatever else happens."""
+"""How fast a group consumes by the positions of the last minute, and since when it gets no further."""
 
 from __future__ import annotations
 
-from marshal_py.history.lag import WINDOW_MS, ConsumptionRate
+from marshal_py.history.lag import WINDOW_MS, Pace
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.identity import TopicPartition
@@ -25,14 +25,15 @@ class Timed:
     """A log whose records come at given times."""
 
     def __init__(self, book: DifferentialLog) -> None:
-        self.book, self.rate, self.world = book, ConsumptionRate(), World()
+        self.book, self.pace, self.world = book, Pace(), World()
         self.now_ms = 0
         self.catch_up()
 
     def catch_up(self) -> None:
         while self.world.next_offset < len(self.book.values):
-            verdict = rationalizer.apply(self.world, self.world.next_offset, self.book.values[self.world.next_offset])
-            self.rate.read(self.world.groups.get(verdict.group), verdict, self.now_ms)
+            rationalizer.apply(self.world, self.world.next_offset, self.book.values[self.world.next_offset])
+            self.pace.read(self.world, self.now_ms)
+        self.pace.catch_up()
 
     def after(self, wait_ms: int, record: Record) -> None:
         self.now_ms += wait_ms
@@ -40,7 +41,7 @@ class Timed:
         self.catch_up()
 
     def per_second(self, later_ms: int = 0, tp: TopicPartition = TP) -> float:
-        return self.rate.per_second(GROUP, tp, self.now_ms + later_ms)
+        return self.pace.per_second(GROUP, tp, self.now_ms + later_ms)
 
 
 def test_steady_progress_has_a_steady_rate() -> None:
@@ -87,7 +88,7 @@ def test_grants_count_and_do_not_pile_up() -> None:
         start = 100 + 10 * number
         log.after(10, ClaimingMessages(session, (MessageRange(epoch, start, start, start + 10),)))
     assert 950 < log.per_second() < 1_050
-    assert len(log.rate._samples[GROUP, TP]) < 3 * 100
+    assert len(log.pace._seen[GROUP][TP].samples) < 2 * 20
 
 
 def test_foreign_and_rejected_entries_do_not_count() -> None:
@@ -97,3 +98,39 @@ def test_foreign_and_rejected_entries_do_not_count() -> None:
     log = Timed(book)
     log.after(1_000, Heartbeat(other, 1, (ClaimState(epoch, 9_000), ClaimState(77, 5))))
     assert log.per_second() == 0.0
+
+
+def test_since_when_handlers_finish_nothing() -> None:
+    """What was so at the first look was so since then; what is finished above the position is no standstill."""
+    book = DifferentialLog()
+    session, epoch = book.owner()
+    log = Timed(book)
+    log.after(10_000, Heartbeat(session, 1, (ClaimState(epoch, 120, in_flight=2),)))
+    log.after(5_000, Heartbeat(session, 2, (ClaimState(epoch, 120, in_flight=3),)))
+    group = log.world.groups[GROUP]
+    assert log.pace.since(group) == log.pace.blocked(group) == {TP: 10_000}
+    assert log.pace.stands(group) == {}, "nothing above the position is finished"
+    assert log.pace.moved_ms(GROUP) == 10_000
+    log.after(5_000, Heartbeat(session, 3, (ClaimState(epoch, 120, in_flight=2, progress=b"\x01\x01"),)))
+    assert log.pace.since(group) == {TP: 20_000}
+    assert log.pace.stands(group) == {TP: 10_000}
+    assert log.pace.moved_ms(GROUP) == 10_000
+    log.after(5_000, Heartbeat(session, 4, (ClaimState(epoch, 130),)))
+    assert log.pace.since(group) == log.pace.stands(group) == {}
+    log.after(5_000, Heartbeat(session, 5, (ClaimState(epoch, 130, in_flight=1),)))
+    assert log.pace.since(group) == {TP: 30_000}, "before, handlers had nothing"
+    assert log.pace.blocked(group) == {TP: 25_000}
+    log.pace.forget([])
+    assert log.pace.since(group) == log.pace.blocked(group) == {}
+
+
+def test_between_the_first_record_and_a_time_nothing_is_looked_at() -> None:
+    book = DifferentialLog()
+    session, epoch = book.owner()
+    log = Timed(book)
+    for number in range(1, 100):
+        log.now_ms += 100
+        book.must(Heartbeat(session, number, (ClaimState(epoch, 100 + number),)))
+        rationalizer.apply(log.world, log.world.next_offset, book.values[log.world.next_offset])
+        log.pace.read(log.world, log.now_ms, since_ms=9_000)
+    assert len(log.pace._seen[GROUP][TP].samples) == 2 * 2, "the first look, and one of the last second"
