@@ -1,4 +1,4 @@
-"""docs/consumer.md names every verb of asyncio. tests/test_guides.py runs its programs."""
+"""The service of docs/consumer.md in another loop. tests/test_guides.py runs the programs of the page."""
 
 from __future__ import annotations
 
@@ -9,18 +9,9 @@ from typing import Any
 import pytest
 from fastapi import Response
 
-from marshal_py import aio
 from marshal_py.testing import MemoryCluster
 from tests.support.client_fixtures import DEADLINE_S
-from tests.support.pages import blocks, page, run
-
-
-def test_the_table_names_every_verb_of_the_front() -> None:
-    table = page("docs/consumer.md").split("### What is awaited")[1].partition("\n\n## ")[0]
-    verbs = {name for kind in (aio.AsyncConsumer, aio.AsyncTopic) for name in vars(kind) if not name.startswith("_")}
-    said = {"name", "close", "get_page", "groups", "delete_group"}
-    said |= {"key_index", "update_index", "index_status"}  # "indexes"
-    assert {verb for verb in verbs - said if verb not in table} == set()
+from tests.support.pages import blocks, run
 
 
 def test_the_service_runs_in_a_loop_of_another_thread_as_under_a_test_client(monkeypatch: pytest.MonkeyPatch) -> None:
