@@ -75,6 +75,7 @@ class Broker:
         self.leader = 0
         self.topics: dict[Place, list[int]] = {}  # offsets that exist, ascending: gaps stay gaps
         self.produced_ms: dict[tuple[Place, int], int] = {}  # by place and offset; not those of a dump
+        self.firsts: dict[Place, int] = {}  # offsets below were deleted, which `topics` still has, for the judges
         self.ends: dict[Place, int] = {}
         self.counts: dict[str, int] = {}
         self.reads_down_until_ms = 0
@@ -115,7 +116,7 @@ class Broker:
         """Gives the topic `count` partitions, which is never fewer than before."""
         for number in range(self.counts.get(topic, 0), count):
             self.topics[topic, number] = []
-            self.ends[topic, number] = 0
+            self.firsts[topic, number] = self.ends[topic, number] = 0
         self.counts[topic] = count
 
     def produce(self, place: Place, messages: int, gap: int, now_ms: int) -> None:

@@ -492,6 +492,7 @@ class Cluster:
             journal.restarts,
             behind_intervals=restricted.BEHIND_INTERVALS,
             queries=journal.queries,
+            firsts=self.broker.firsts,
             kept=journal.kept,
             letters=[letter for letter in journal.letters if letter.client in here and not branched],
             deliveries_max=DELIVERIES_MAX if self.answers else None,

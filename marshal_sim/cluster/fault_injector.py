@@ -29,6 +29,7 @@ from marshal_sim.cluster.cluster import Cluster
 from marshal_sim.cluster.faults import (
     ASKED_KINDS,
     DAMAGE_KINDS,
+    DATA_KINDS,
     LATE_MS_MAX,
     LIFE_KINDS,
     LONG_KINDS,
@@ -63,7 +64,7 @@ class FaultInjector:
         self.rng: random.Random = cluster.rng
         self.interval_ms: int = cluster.scenario.interval_ms
         self.kinds: list[str] = [
-            kind for kind in STRIKE_KINDS + LIFE_KINDS + ASKED_KINDS if kind in cluster.scenario.kinds
+            kind for kind in STRIKE_KINDS + LIFE_KINDS + ASKED_KINDS + DATA_KINDS if kind in cluster.scenario.kinds
         ]
         self.strikes: dict[str, int] = {}
         self.names: int = 0
@@ -101,6 +102,7 @@ class FaultInjector:
             "witness": self._witness,
             "deletion": lambda: self._lives.delete(self._group()),
             "keys": self._write_hostile,
+            "retention": self._delete_beginning,
             "grow_logs": lambda: self.cluster.broker.add_logs(1),
         }
 
@@ -290,6 +292,14 @@ class FaultInjector:
         place = places[int(self.rng.random() * len(places))]
         if place not in failing:
             failing[place] = self.cluster.now_ms + self._duration_ms(LEFT_INTERVALS - 1)
+
+    def _delete_beginning(self) -> None:
+        """Has Kafka delete the beginning of a partition. Tasks of Spark would fail: those of a run never do."""
+        broker, rng = self.cluster.broker, self.rng
+        places = list(broker.topics)
+        place = places[int(rng.random() * len(places))]
+        if not self.cluster.scenario.queries:
+            broker.firsts[place] += int(rng.random() * (broker.ends[place] - broker.firsts[place] + 1))
 
     def _broker_clock(self) -> None:
         """Lets a broker's clock jump or, more often, moves leadership from broker to broker for a while."""

@@ -68,6 +68,8 @@ RUN_KINDS: Final = (
 # what nobody has signed, or sign it with a key of their own, or copy it (F11).
 LIFE_KINDS: Final = ("deletion", "keys")
 LIFE_RUN_KINDS: Final = ("create_race",)
+# Kinds that happen to topics that are consumed. `retention`: Kafka deletes the beginning of a partition, read or not.
+DATA_KINDS: Final = ("retention",)
 # Kinds that a caller may ask for; some seeds have those of DRAWN_RUN_KINDS without. `witness`: clients keep
 # wills; some die, and a witness publishes the will after any delay, in part or twice; others live although their
 # witness has lost sight of them (T19). `answers`, a property of the whole run: handlers give messages back and end
@@ -78,7 +80,7 @@ LIFE_RUN_KINDS: Final = ("create_race",)
 # by `process`.
 ASKED_KINDS: Final = ("witness",)
 ASKED_RUN_KINDS: Final = ("answers", "behind", "calls", "lanes")
-DRAWN_RUN_KINDS: Final = {"calls": 4, "answers": 5, "lanes": 7, "keys": 6}  # one seed of so many has it
+DRAWN_RUN_KINDS: Final = {"calls": 4, "answers": 5, "lanes": 7, "keys": 6, "retention": 9}  # one seed of so many has it
 # Kinds that end shortly before the healing, or take long: none begins late in a run.
 LONG_KINDS: Final = frozenset(
     {
@@ -96,7 +98,9 @@ LONG_KINDS: Final = frozenset(
 )
 # Kinds after which a log, or one group in it, cannot be read on: one at most in a run, and no progress is asked of it.
 DAMAGE_KINDS: Final = ("gap", "compaction", "truncation", "envelope", "newer", "unclean")
-TRACED_KINDS: Final = STRIKE_KINDS + DAMAGE_KINDS + ASKED_KINDS + LIFE_KINDS  # by the number that a trace has
+TRACED_KINDS: Final = (
+    STRIKE_KINDS + DAMAGE_KINDS + ASKED_KINDS + LIFE_KINDS + DATA_KINDS
+)  # by the number that a trace has
 KINDS: Final = (
     NETWORK_KINDS
     + FETCH_KINDS
@@ -105,6 +109,7 @@ KINDS: Final = (
     + RUN_KINDS
     + LIFE_KINDS
     + LIFE_RUN_KINDS
+    + DATA_KINDS
     + DAMAGE_KINDS
     + ASKED_KINDS
     + ASKED_RUN_KINDS

@@ -117,7 +117,8 @@ class SimulatedAdmin:
         self, tps: Sequence[TopicPartition], *, committed: bool = False, timeout_s: float | None = None
     ) -> dict[TopicPartition, Bounds]:
         self._check("bounds")
-        return {tp: Bounds(0, self._environment.broker.ends[tp]) for tp in tps}
+        broker = self._environment.broker
+        return {tp: Bounds(broker.firsts[tp], broker.ends[tp]) for tp in tps}
 
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         self._check("committed offsets")

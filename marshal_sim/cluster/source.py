@@ -176,7 +176,7 @@ class SimulatedSource:
             self.assignments.fail(tp, "injected", environment.now_ms)
             self._after_failure(tp)
             return
-        if environment.broker.ends[tp] < fetch.position:
+        if not environment.broker.firsts[tp] <= fetch.position <= environment.broker.ends[tp]:
             self._refused(fetch)
             return
         late_ms = environment.network_faults.refusal_ms()

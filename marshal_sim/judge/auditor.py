@@ -21,6 +21,7 @@ from marshal_sim.judge.history import MAY_COUNT, History
 from marshal_sim.judge.lanes import s26_lanes, s26_letters, s26_silent
 from marshal_sim.judge.losses import s6_losses, s18_unsettled
 from marshal_sim.judge.messages import (
+    is_lost,
     s5_once,
     s6_granted,
     s7_never_lost,
@@ -77,7 +78,8 @@ def s12_reports(history: History) -> Iterator[Violation]:
             offsets = history.evidence.topics.get((topic, number), [])
             expected = offsets[bisect_left(offsets, wanted)] if offsets and wanted <= offsets[-1] else wanted
             given = first.get((report.group, later.epoch, number), expected)
-            if later.position != wanted or (given != expected and later.mode == AT_LEAST_ONCE):
+            elsewhere = given != expected and not is_lost(history, key, expected)
+            if later.position != wanted or (elsewhere and later.mode == AT_LEAST_ONCE):
                 yield Violation(
                     "S12",
                     -1,

@@ -358,6 +358,7 @@ class Evidence:
     acks_pending_max: dict[Client, int] = field(default_factory=dict)  # by client that has this option (S22)
     # By partition and offset: when a message was produced, if that is known.
     produced_ms: dict[tuple[tuple[str, int], int], int] = field(default_factory=dict)
+    firsts: dict[tuple[str, int], int] | None = None  # by partition: what lies below was deleted; None: unknown
     behind_intervals: int = 0  # over so many of its intervals an owner falls behind before it releases (D16)
 
     def __post_init__(self) -> None:

@@ -425,6 +425,7 @@ def _unserved(
     left = [offset for offset in evidence.topics[place] if offset >= claim.position]
     granted = [one for one in history.grants.get((claim.key[0], claim.epoch), ()) if one.sent_ms <= since_ms]
     over = [*claim.finished, *((one.start, one.to) for one in granted)]  # a fence may have lost what was granted
+    over.append((0, (evidence.firsts or {}).get(place, 0)))
     left = [offset for offset in left if not any(start <= offset < to for start, to in over)]
     done_ms, at = 0.0, 0
     for d in [*mine, None]:

@@ -56,7 +56,9 @@ def s6_losses(history: History) -> Iterator[Violation]:
     for grant, client, offsets, kinds, fate in suspects:
         session = history.claims[grant.key[0], grant.epoch].session
         notes = [
-            note for note in noted.get((session, grant.key), ()) if note.kind in kinds and note.sent_ms >= grant.sent_ms
+            note
+            for note in noted.get((session, grant.key), ())
+            if note.kind in kinds and (note.kind == LOST or note.sent_ms >= grant.sent_ms)
         ]
         lost = [offset for offset in offsets if not any(note.start <= offset < note.to for note in notes)]
         if lost:
@@ -94,7 +96,9 @@ def _suspects(history: History) -> Iterator[Suspect]:
                 newest = max(by_client.get(client, ()), default=-1)
                 missing = [offset for offset in missing if offset < newest]
             if missing:
-                yield Suspect(grant, client, missing, (DROPPED,), "is granted, and neither delivered nor given back")
+                yield Suspect(
+                    grant, client, missing, (DROPPED, LOST), "is granted, and neither delivered nor given back"
+                )
 
 
 def _existing(history: History, key: Key, first: int, end: int) -> list[int]:

@@ -152,6 +152,12 @@ def s7_never_lost(history: History) -> Iterator[Violation]:
     for record, sent_ms, key, offset, end_ms in _passed(history):
         if end_ms is None and not is_lost(history, key, offset):
             yield Violation("S7", sent_ms, record, f"{key} {offset} is skipped")
+    if history.evidence.firsts is None:
+        return
+    for key, ranges in history.lost_ranges.items():
+        for start, to in ranges:
+            if to > history.evidence.firsts.get((key[1], key[2]), 0):
+                yield Violation("S7", -1, -1, f"{key} {start} to {to} are noted as deleted, and Kafka has them")
 
 
 def s8_heartbeat_honest(history: History) -> Iterator[Violation]:

@@ -56,6 +56,25 @@ def d12h() -> list[Patch]:
     return [(ConsumerDriver, "_settle_position", settled)]
 
 
+def d6n() -> list[Patch]:
+    restart = DeliveryQueue.restart
+
+    def quietly(self: DeliveryQueue, tp: TopicPartition, first: int) -> int:
+        """Goes on where what Kafka still has begins, and says nothing of what it had before."""
+        restart(self, tp, first)
+        return first
+
+    return [(DeliveryQueue, "restart", quietly)]
+
+
+def d6e() -> list[Patch]:
+    def at_the_end(self: ConsumerDriver, refused: OutOfRange, first: int, end: int) -> None:
+        """Takes all that is there for deleted where something is."""
+        settle(self, refused, end if refused.position < first else first, end)
+
+    return [(ConsumerDriver, "_settle_position", at_the_end)]
+
+
 def d12() -> list[Patch]:
     def fail(self: Assignments, tp: TopicPartition, reason: str, now_ms: int) -> None:
         fetched = self.fetched.get(tp)

@@ -342,6 +342,18 @@ _MEMBER: Final = (
     ),
     Mutant("D3", "what was granted outlives the fence", _d3, _bias("lag", "delay", "suspend", mode=AT_MOST_ONCE)),
     Mutant("D6", "an owner keeps a partition whose position lies beyond its end", _d6, _bias("beyond")),
+    Mutant(
+        "D6N",
+        "what Kafka has deleted unread is passed over without a word",
+        mutants_data.d6n,
+        _bias("retention", "slow_handler", "calls", "lag"),
+    ),
+    Mutant(
+        "D6E",
+        "where Kafka has deleted the beginning, all is passed over",
+        mutants_data.d6e,
+        _bias("retention", "slow_handler", "calls", "lag"),
+    ),
     Mutant("H1", "a hand-over waits for its handlers without end", _h1, _bias("busy_join", clients=1)),
     Mutant(
         "D12A",

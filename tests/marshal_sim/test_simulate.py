@@ -861,6 +861,8 @@ QUICK = (
     "D2",
     "D3",
     "D6",
+    "D6N",
+    "D6E",
     "D8",
     "D12",
     "D12A",
@@ -1030,7 +1032,26 @@ def test_some_of_each_kind_are_looked_for() -> None:
 def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
     """X1-X42 and G1-G4 of the protocol's design: planted, except two limits, which are counted."""
     wanted = {f"X{n}" for n in range(1, 43)} | {f"G{n}" for n in range(1, 5)}
-    others = {"A3", "A6", "D2", "D3", "D6", "D8", "D12", "D12A", "D12H", "D12L", "H1", "Q1", "Q2", "Q3", "Q4", "Q5"}
+    others = {
+        "A3",
+        "A6",
+        "D2",
+        "D3",
+        "D6",
+        "D6E",
+        "D6N",
+        "D8",
+        "D12",
+        "D12A",
+        "D12H",
+        "D12L",
+        "H1",
+        "Q1",
+        "Q2",
+        "Q3",
+        "Q4",
+        "Q5",
+    }
     others |= {"T5", "T19A", "T19B", "T19C", "T19D", "T19E", "T19F"}
     others |= {"D14A", "D14B", "D14C", "D14D", "D15A", "D15B", "D15C", "D15D", "D15E", "D16A", "D16B", "D16C"}
     others |= {"R1", "R2", "R3", "R4", "R5", "L1", "L2", "L3", "P1", "P2", "P3", "P4", "P5", "P6"}
