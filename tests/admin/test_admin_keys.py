@@ -112,6 +112,22 @@ def test_a_connection_signs_what_it_changes(
         assert operator.delete_group(GROUP)
 
 
+def test_keys_that_are_exchanged_in_a_pause(marshal: marshal_py.Marshal, files: list[Path]) -> None:
+    """F11.2: what the old key began goes on, and only a holder of the new one moves and ends it."""
+    marshal.group(GROUP).set_config(admin_keys=[public(files[0])])
+    alice, bob = (signs(marshal, file) for file in files)
+    with marshal.consumer(GROUP, ["orders"], heartbeat_interval_s=1.0):
+        token = alice.pause(60).token
+    alice.set_config(admin_keys=[public(files[1])])
+    for refused in (lambda: alice.set_position("orders", 0, token=token), lambda: alice.resume(token=token)):
+        with pytest.raises((KeyNeeded, AdminFailed), match="takes changes only from its admin keys"):
+            refused()
+    assert bob.info().pause is not None
+    assert bob.set_position("orders", 0, token=token).offset > token
+    bob.resume(token=token)
+    assert bob.info().pause is None
+
+
 def test_the_last_key_that_goes_opens_the_group(marshal: marshal_py.Marshal, files: list[Path]) -> None:
     marshal.group(GROUP).set_config(admin_keys=[*map(public, files)])
     marshal.create_group(GROUP)
@@ -142,6 +158,15 @@ def test_consumers_that_cannot_verify_are_not_stopped_unawares(
         old.consumer(GROUP, ["orders"], heartbeat_interval_s=1.0) as consumer,
     ):
         consumer.next(30)
+    monkeypatch.undo()
+    broker.produce("orders", 0, b"one")
+    with (
+        marshal_py.connect(MemoryTransport(broker)) as new,
+        new.consumer(GROUP, ["orders"], heartbeat_interval_s=1.0, start="earliest") as consumer,
+    ):
+        message = consumer.next(30)
+        assert message is not None, "with the extra it goes on where the group is"
+        assert message.value == b"one"
 
 
 def test_a_file_keeps_its_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,18 @@ from marshal_py.admin.exporter import STALE_MS, GroupsExporter
 from marshal_py.admin.views.exposition import DIALECTS, SETTLED_MS
 from marshal_py.admin.watch import Watch
 from marshal_py.errors import InvalidOption
+from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.wire.identity import NONE, route
-from marshal_py.protocol.wire.records import ClaimingPartition, ClaimState, Heartbeat, Leave, ReleasingPartition
+from marshal_py.protocol.wire.records import (
+    ClaimingPartition,
+    ClaimState,
+    GroupConfig,
+    Heartbeat,
+    Leave,
+    ReleasingPartition,
+)
 from marshal_py.transport.clock import SystemClock
+from marshal_sim.cluster.hostile import key_of
 from tests.support import wire
 from tests.support.written_log import INCARNATION, WrittenLog
 
@@ -61,6 +70,17 @@ def scene() -> Iterator[Scene]:
     with scene.exporter:
         scene.exporter.refresh()
         yield scene
+
+
+def test_a_group_with_admin_keys_without_the_extra(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exporter that cannot verify says so, and gives a scaler no figures that are old (E5)."""
+    monkeypatch.setattr(rationalizer, "READS_VERSION", 1)
+    scene.write(GroupConfig(-1, mode=1, admin_keys=(key_of(1).public,)), "billing")
+    scene.fill("orders", 0, 9)
+    scene.exporter.refresh()
+    assert [labels["cause"] for labels, _ in scene.samples()["marshal_group_not_consumed"]] == ["opaque"]
+    status, figures = scene.keda()
+    assert (status, figures["lag"]) == (503, None)
 
 
 def test_own_names(scene: Scene) -> None:

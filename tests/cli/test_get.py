@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from marshal_py.transport.embedded import Broker
-from tests.cli.shell import Shell
+from tests.cli.shell import DEADLINE_S, Shell
 from tests.support import direct_get_examples
 from tests.support.direct_get_examples import Example
 
@@ -143,6 +143,14 @@ def test_an_index_is_built_and_used(users: Shell, tmp_path: Path) -> None:
     assert lines_of(users, "--multi-last", "1234.>", "--index", file) == lines_of(users, "--multi-last", "1234.>")
     other = users.run("get", "orders", "key", "--index", file)
     assert (other.exit_code, "the index of topic" in other.stderr) == (1, True)
+
+
+def test_two_processes_make_one_index_at_once(users: Shell, tmp_path: Path) -> None:
+    question = ("get", TOPIC, "--multi-last", "1234.>", "--index", str(tmp_path / "users.idx"), "--json")
+    both = [users.start(*question) for _ in range(2)]
+    answers = [process.communicate(timeout=DEADLINE_S) for process in both]
+    assert [process.returncode for process in both] == [0, 0], answers
+    assert answers[0][0] == answers[1][0] == users.run("get", TOPIC, "--multi-last", "1234.>", "--json").stdout
 
 
 def test_an_answer_is_followed(users: Shell) -> None:

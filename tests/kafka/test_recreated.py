@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -315,6 +316,26 @@ def test_what_an_operator_sees_and_does(case: TopicCase) -> None:
         assert after["notices"] == []
         assert {row["parked"] for row in after["partitions"]} == {None}
         assert "recreated" in case.commands.run("advisories", case.group, "--kind", "topology").stdout
+
+
+def test_an_index_of_the_old_topic_is_refused(case: TopicCase, tmp_path: Path) -> None:
+    """From the shell, whatever the new topic has at the offsets that the index names."""
+    question = ("get", case.topic, "k", "--index", str(tmp_path / "keys.idx"))
+
+    def write(value: bytes) -> None:
+        producer = Producer({"bootstrap.servers": case.cluster.bootstrap, **QUIET})
+        producer.produce(case.topic, value, b"k", partition=0)
+        assert producer.flush(DEADLINE_S) == 0
+
+    write(b"old")
+    assert case.commands.run(*question).stdout.splitlines()[-1] == "old"
+    case.delete()
+    case.create(PARTITIONS)
+    write(b"new")
+    refused = case.commands.run(*question)
+    assert (refused.returncode, "created again" in " ".join(refused.stderr.split())) == (1, True), refused
+    (tmp_path / "keys.idx").unlink()
+    assert case.commands.run(*question).stdout.splitlines()[-1] == "new"
 
 
 def test_a_move_to_the_new_end_skips_what_is_there(case: TopicCase) -> None:

@@ -473,6 +473,24 @@ class SourcePromises(Suite):
         source.resume({zero: 1})
         assert values(read_source(source, 1)[zero]) == [b"b"]
 
+    def test_what_is_assigned_outlives_the_client(self, rig: Rig, topic: str, source: DataSource) -> None:
+        """A topic was created again: the others go on where they were, and what is paused stays so (D10)."""
+        paused, moved = TopicPartition(topic, 0), TopicPartition(topic, 1)
+        rig.produce(topic, 0, numbered(0, 5))
+        rig.produce(topic, 1, numbered(0, 9))
+        source.assign({paused: 0, moved: 0})
+        read_source(source, 14)
+        source.pause([paused])
+        source.assign({moved: 6})
+        source.learn_leaders([topic], anew=True)
+        assert values(read_source(source, 3)[moved]) == numbered(6, 9)
+        rig.produce(topic, 0, [b"later"])
+        rig.produce(topic, 1, [b"last"])
+        assert list(read_source(source, 1)) == [moved]
+        assert source.poll(0.05, 10) == []
+        source.resume({paused: 3})
+        assert values(read_source(source, 3)[paused]) == [*numbered(3, 5), b"later"]
+
     def test_the_end_is_known_once_there_was_an_answer(self, rig: Rig, topic: str, source: DataSource) -> None:
         full, empty = TopicPartition(topic, 0), TopicPartition(topic, 1)
         rig.produce(topic, 0, numbered(0, 7))
