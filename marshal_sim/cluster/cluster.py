@@ -440,9 +440,8 @@ class Cluster:
         return [self._close(number, root, count) for number in range(count)]
 
     def _close(self, number: int, root: bytes, count: int) -> Evidence:
-        journal, log = self.evidence, self.broker.logs[number]
+        journal, log, branched = self.evidence, self.broker.logs[number], number in self.branched
         groups = [group.name for group in self.scenario.groups if route(group.name, count) == number]
-        branched = number in self.branched
         mine = [
             process
             for process in self.processes

@@ -55,11 +55,8 @@ def s6_losses(history: History) -> Iterator[Violation]:
     noted = _notes(history) if suspects else {}
     for grant, client, offsets, kinds, fate in suspects:
         session = history.claims[grant.key[0], grant.epoch].session
-        notes = [
-            note
-            for note in noted.get((session, grant.key), ())
-            if note.kind in kinds and (note.kind == LOST or note.sent_ms >= grant.sent_ms)
-        ]
+        told = [note for note in noted.get((session, grant.key), ()) if note.kind in kinds]
+        notes = [note for note in told if note.kind == LOST or note.sent_ms >= grant.sent_ms]
         lost = [offset for offset in offsets if not any(note.start <= offset < note.to for note in notes)]
         if lost:
             yield Violation(
@@ -95,10 +92,9 @@ def _suspects(history: History) -> Iterator[Suspect]:
             if missing and _excused(history, grant, claim, client):  # but from what it passed over
                 newest = max(by_client.get(client, ()), default=-1)
                 missing = [offset for offset in missing if offset < newest]
-            if missing:
-                yield Suspect(
-                    grant, client, missing, (DROPPED, LOST), "is granted, and neither delivered nor given back"
-                )
+            if missing:  # S7 looks whether Kafka has what a Note says that it has deleted
+                kinds = (DROPPED,) if history.evidence.firsts is None else (DROPPED, LOST)
+                yield Suspect(grant, client, missing, kinds, "is granted, and neither delivered nor given back")
 
 
 def _existing(history: History, key: Key, first: int, end: int) -> list[int]:

@@ -205,7 +205,7 @@ def check_policies(result: Result) -> None:
 
 
 def check_process(result: Result) -> None:
-    assert column(result, "order kept") == [True] * 7 + [None]
+    assert column(result, "order kept") == [True] * 7 + [None] * 3, "the last ones are no consumers, or keep no journal"
     assert all(rate > 0 for rate in column(result, "messages/s"))
 
 

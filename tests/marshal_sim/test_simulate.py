@@ -16,7 +16,7 @@ import pytest
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import HASH_NAME, Instant
-from marshal_py.protocol.wire.records import AT_LEAST_ONCE, Genesis, Note
+from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis, Note
 from marshal_sim.cluster.cluster import Cluster
 from marshal_sim.cluster.faults import DAMAGE_KINDS, KINDS, LIFE_KINDS, STRIKE_KINDS
 from marshal_sim.cluster.malformed_records import harmless
@@ -151,6 +151,15 @@ def test_a_calm_cluster_stays_as_it_is() -> None:
 def test_each_fault_alone(kind: str) -> None:
     result = simulate(77, Options(kinds=frozenset({kind})))
     assert not result.violations
+
+
+def test_what_kafka_deletes_unread_is_named() -> None:
+    """D6, in both modes; the judge knows what was deleted."""
+    silent = Options(kinds=frozenset({"retention", "slow_handler", "stuck_handler"}), mode=AT_LEAST_ONCE)
+    gone = Options(kinds=frozenset({"retention", "lag", "crash"}), mode=AT_MOST_ONCE)
+    runs = [*(simulate(seed, silent) for seed in (6, 8, 9)), simulate(4, gone)]
+    assert not {run.seed: run.violations[:2] for run in runs if run.violations}
+    assert all(run.advisories["offset_lost"] for run in runs)
 
 
 WITNESS_STORM = frozenset({"witness", "delay", "duplicate", "drop", "reorder", "retry", "slow_handler", "stop", "lag"})
