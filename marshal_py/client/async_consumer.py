@@ -224,6 +224,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         consumer = self._consumer
         self._arrive("consume")
         context = consumer._begin_consume(
+            "process" if whole else "consume",
             request,
             on_error,
             lambda demand, on_error: AsyncConsumeContext(

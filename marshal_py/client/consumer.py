@@ -229,6 +229,7 @@ class Consumer(Membership, Generic[K_co, V_co]):
         if handler is not None:
             check_plain("handler", handler, AWAIT_IT)
         context = self._begin_consume(
+            "process" if whole else "consume",
             request,
             on_error,
             lambda demand, on_error: ConsumeContext(self, self._queue, demand, self._runs, handler, on_error, whole),
@@ -344,15 +345,19 @@ class Consumer(Membership, Generic[K_co, V_co]):
         return process
 
     def _begin_consume(
-        self, request: requests.ConsumeRequest, on_error: OnError | None, make: Callable[[ConsumeDemand, OnError], C]
+        self,
+        verb: str,
+        request: requests.ConsumeRequest,
+        on_error: OnError | None,
+        make: Callable[[ConsumeDemand, OnError], C],
     ) -> C:
         """Returns the consume that `make` makes, which is this consumer's from now on."""
         on_error = requests.check_on_error(on_error, self._queue.at_most_once, self._member.name)
-        call = Call("consume")
+        call = Call(verb)
         try:
             self._enter(call)
             if self._iterating is not None:
-                raise ConcurrentUse("consume", self.caller, busy=ConcurrentUse.ITERATES)
+                raise ConcurrentUse(verb, self.caller, busy=ConcurrentUse.ITERATES)
             self._consuming = consuming = make(self._receiving.consuming(request), on_error)
             return consuming
         finally:  # as in fetch

@@ -60,7 +60,8 @@ class KafkaProducer:
 
     def __init__(self, transport: ProducingTransport, on_written: OnWritten | None = None) -> None:
         self.written: int = 0  # acknowledged by the cluster
-        self._servers = str(transport.given["bootstrap.servers"])
+        self._given = transport.given
+        self._servers = str(self._given["bootstrap.servers"])
         self._admin = transport.admin()
         self._guard = LogGuard() if transport.embedded else None
         self._on_written = on_written
@@ -139,6 +140,8 @@ class KafkaProducer:
                 return MessageTooLarge("a message", size_bytes, error.str())
             case KafkaError._UNKNOWN_TOPIC | KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return TopicMissing(topic)
+            case KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                return AccessDenied(settings.principal_of(self._given), "Write", "topic", topic)
             case KafkaError._MSG_TIMED_OUT | KafkaError._TIMED_OUT | KafkaError._TRANSPORT:
                 what, reason = f"acknowledgements of {topic}", self._errors.reason(error.str())
                 return ClusterUnreachable(self._servers, what, reason)

@@ -630,9 +630,35 @@ def test_what_waits_moves_where_no_handler_returns(memory: MemoryTestCluster) ->
             stuck.update(event.partition for event in consumer.events() if event.kind == "handler_stuck")
             return stuck == {0, 1}
 
-        with consumer.process(hang, workers=1):
+        with consumer.process(hang, workers=1) as work:
             until(look, "both partitions are given up")
+            until(lambda: not consumer.cached_info().claims, "both are released")
             hold.set()
+            until(lambda: not work.stats().working, "the handler returns")
+            assert work.stats().finished == 0, "its return came too late"
+
+
+def test_a_claim_that_ends_before_its_messages_are_in_lanes_has_none_handled(memory: MemoryTestCluster) -> None:
+    """They have left the buffer, and the key function has the first of them, when the position moves."""
+    topic, seen, called = fill(memory, 20, keys=4), list[int](), threading.Event()
+    moved = threading.Event()
+
+    def key(message: Message) -> bytes | None:
+        called.set()
+        assert moved.wait(DEADLINE_S)
+        return message.key
+
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(lambda message: seen.append(message.offset), workers=1, key=key) as work,
+    ):
+        assert called.wait(DEADLINE_S)
+        consumer.seek((topic, 0), 5)
+        moved.set()
+        until(lambda: positions(consumer) == {0: 20}, "what the new claim has is handled")
+        assert work.drain()
+    assert sorted(seen) == list(range(5, 20))
 
 
 def test_the_window_bounds_what_is_behind_a_message_that_is_not_finished(memory: MemoryTestCluster) -> None:
@@ -992,9 +1018,11 @@ def test_it_stands_alone(memory: MemoryTestCluster) -> None:
         joined(marshal, memory.group(), [topic]) as consumer,
         consumer.process(lambda message: None),
     ):
-        with pytest.raises(ConcurrentUse):
+        with pytest.raises(
+            ConcurrentUse, match=r"^process\(\) was called while a consume\(\) or process\(\) of the same"
+        ):
             consumer.process(lambda message: None)
-        with pytest.raises(ConcurrentUse):
+        with pytest.raises(ConcurrentUse, match=r"^fetch\(\) was called while"):
             consumer.fetch(1)
 
 

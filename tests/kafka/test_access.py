@@ -21,6 +21,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from typer.testing import Result
 
 import marshal_py
+from marshal_py import Message, Reject
 from marshal_py.admin import examination
 from marshal_py.admin.group import Group
 from marshal_py.client.driver import consumer_driver, loop
@@ -255,6 +256,42 @@ def test_each_of_a_consumers_rights_is_necessary(
     assert check["found"] == f"User:{user.name} lacks {left_out.operations[0]} on {left_out.kind} {left_out.name}"
     assert check["advice"].endswith(f"--operation {left_out.operations[0]} --{left_out.kind} {left_out.name}")
     assert f"--allow-principal User:{user.name}" in check["advice"]
+
+
+def test_a_letter_that_may_not_be_written_waits_for_the_right(
+    new_user: Callable[[], User], root: AdminClient, orders: str, group: str
+) -> None:
+    """The event names the right. The message is unfinished until its letter is written, and others are handled."""
+    letters = f"letters-{group}"
+    root.create_topics([NewTopic(letters, 1, 1)])[letters].result(DEADLINE_S)
+    needed = examination.rights_of(examination.CONSUMER, "__marshal", [group], [orders])
+    user = new_user().may(*needed, examination.Right("topic", letters, ("Describe",)))
+    refused = list[str]()
+
+    def handle(message: Message) -> None:
+        if (message.partition, message.offset) == (0, 0):
+            raise Reject("no amount")
+
+    with (
+        marshal_py.connect(user.settings, timeout_s=DEADLINE_S) as marshal,
+        marshal.consumer(group, [orders], start="earliest", dead_letter_topic=letters) as consumer,
+        consumer.process(handle) as work,
+    ):
+
+        def told() -> bool:
+            refused.extend(event.text for event in consumer.events() if event.kind == "dead_letter_failed")
+            return bool(refused) and work.stats().finished == MESSAGES - 1
+
+        wait_until(told, DEADLINE_S, "the refusal is told, and the others are handled")
+        assert f"User:{user.name} may not Write topic {letters!r}: kafka-acls.sh --add" in refused[0]
+        assert (
+            sum(claim.position for claim in consumer.cached_info().claims.values()) <= MESSAGES - MESSAGES // PARTITIONS
+        )
+        user.grant(examination.Right("topic", letters, ("Write",)))
+        positions = consumer.cached_info
+        wait_until(
+            lambda: sum(c.position for c in positions().claims.values()) == MESSAGES, DEADLINE_S, "it is written"
+        )
 
 
 def test_views_say_of_what_nobody_may_read(

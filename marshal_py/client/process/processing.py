@@ -517,8 +517,7 @@ class Processing(Generic[K_co, V_co]):
         text."""
         try:
             if error is None:
-                message.ack()
-                self._finish(message, finished=1)
+                self._finish(message, finished=message.ack())
             else:
                 self._refuse(message, error, ends)
         except BaseException as failure:
