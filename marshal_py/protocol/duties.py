@@ -294,8 +294,7 @@ class Snapshotter:
     @property
     def confirmed_at(self) -> int:
         """Returns the checkpoint of the newest confirmed snapshot that was read, -1 if there is none."""
-        confirmed = self.store.confirmed()
-        return confirmed[0].at if confirmed else NONE
+        return max([stored.at for stored in self.store.whole.values() if stored.confirmed], default=NONE)
 
     def deletable(self) -> int:
         """Returns the offset below which records may be deleted, or 0 (N12): the checkpoint of the older of the two

@@ -581,9 +581,10 @@ class ConsumerDriver:
             self.advise("state_kept", text=path, at=error.offset)
 
     def _notify(self, ready: Ready) -> None:
-        shared = {one.session for one in ready.advisories if one.kind == "client_id_shared"}
-        own = shared and shared.intersection(self._siblings())  # consumers of one Marshal share its client_id by right
-        self.publish(*(one for one in ready.advisories if one.kind != "client_id_shared" or one.session not in own))
+        if ready.advisories:
+            shared = {one.session for one in ready.advisories if one.kind == "client_id_shared"}
+            own = shared and shared.intersection(self._siblings())  # those of one Marshal share its client_id by right
+            self.publish(*(one for one in ready.advisories if one.kind != "client_id_shared" or one.session not in own))
         self._user_callbacks.notify(ready, bool(self.member.claims))
 
     def advise(

@@ -94,11 +94,13 @@ class Counters:
         self.heartbeats = self.records = self.claims = self.claims_ended = self.abandoned = 0
 
     def count(self, ready: Ready) -> None:
-        self.records += len(ready.send)
-        self.heartbeats += sum(isinstance(record, Heartbeat) for record in ready.send)
+        if ready.send:
+            self.records += len(ready.send)
+            self.heartbeats += sum(isinstance(record, Heartbeat) for record in ready.send)
         self.claims += len(ready.claimed)
-        self.claims_ended += len(ready.lost)
-        self.abandoned += sum(in_flight(claim) for claim, _ in ready.lost)
+        if ready.lost:
+            self.claims_ended += len(ready.lost)
+            self.abandoned += sum(in_flight(claim) for claim, _ in ready.lost)
 
 
 def in_flight(claim: Claim) -> int:
