@@ -148,7 +148,7 @@ def test_the_doctor_counts_who_lives(tmp_path: Path) -> None:
     """Sessions without a sign of life are not live, although the log has not ended them."""
     life = Life(2)
     checks = SHELL.json("doctor", "--dump", str(life.dump(tmp_path / "dump")))["checks"]
-    found = {check["name"]: check["found"] for check in checks}
+    found = {check["name"]: check["found"] for check in checks if "garbage" not in check["found"]}  # fillers of the log
     assert found["content"] == "every log folds; 1 groups, 1 live sessions, 1 silent ones"
     assert found["versions"] == "unnamed: 1 consumers"
     assert found["witnesses"].startswith("0 of 1 consumers")
