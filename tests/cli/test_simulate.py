@@ -367,7 +367,7 @@ def test_wrong_usage_is_2(arguments: list[str]) -> None:
 
 
 def test_the_example_of_the_help_text_runs() -> None:
-    line = simulate.run.EXAMPLE.splitlines()[-1].strip()
+    line = simulate.EXAMPLE.splitlines()[-1].strip()
     assert line in run("--help").stdout
     done = subprocess.run(
         [sys.executable, "-m", "marshal_py.cli", *line.split()[1:]],
