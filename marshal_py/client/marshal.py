@@ -517,11 +517,17 @@ class Marshal:
     def _close(self, deadline: float) -> None:
         self._joining.closed = True
         failed: list[Exception] = []
+        left: list[Ending] = []
         for ending in list(self._joining.endings.values()):
             try:
                 self._context.complete(ending.stop(max(0.0, deadline - time.monotonic())))
-                ending.close()
+                left.append(ending)
             except Exception as error:  # the others hold claims, too
+                failed.append(error)
+        for ending in left:  # then: each waits for its poll, and those of consumers that have left end together
+            try:
+                ending.close()
+            except Exception as error:
                 failed.append(error)
         if self._wills is not None:
             self._wills.close(max(0.0, deadline - time.monotonic()))

@@ -15,6 +15,7 @@ from marshal_py import TopicPartition, aio
 from marshal_py.errors import ConsumerClosed, DuplicateClientId
 from marshal_py.info import ClaimInfo
 from marshal_py.protocol.wire.records import ClaimingPartition, Evict, Join, Leave, ReleasingPartition, StepDown
+from marshal_py.transport.memory import MemorySource
 from tests.support.client_fixtures import (
     DEADLINE_S,
     BackgroundConsumer,
@@ -99,6 +100,22 @@ def test_close_of_the_marshal_stops_its_consumers(cluster: TestCluster) -> None:
         consumers = [joined(marshal, group, [topic]) for group in groups]
     assert [consumer.cached_info().closed for consumer in consumers] == [True, True]
     assert [len(cluster.accepted(group, Leave)) for group in groups] == [1, 1]
+
+
+def test_close_of_the_marshal_waits_for_the_polls_of_all_at_the_same_time(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A poll without partitions ends by itself. So no source is closed before all consumers have left."""
+    topic, groups, left, close = memory.topic(1), [memory.group() for _ in range(3)], [], MemorySource.close
+
+    def note(source: MemorySource) -> None:
+        left.append([len(memory.accepted(group, Leave)) for group in groups])
+        close(source)
+
+    with memory.connect() as marshal:
+        consumers = [joined(marshal, group, [topic]) for group in groups]
+        monkeypatch.setattr(MemorySource, "close", note)
+    assert left == [[1, 1, 1]] * len(consumers)
 
 
 def test_two_threads_may_close_a_marshal(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
