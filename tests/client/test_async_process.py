@@ -321,6 +321,36 @@ def test_what_a_handler_sets_in_its_context_is_gone_with_it(memory: MemoryTestCl
     assert found == [(-1, True)] * 20
 
 
+class Incomparable:
+    """Like an array: nobody can say whether two of them are equal."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("ambiguous")
+
+
+@pytest.mark.parametrize("make", [list[int], Incomparable])
+def test_values_of_a_context_are_told_apart_without_comparing_them(
+    memory: MemoryTestCluster, make: Callable[[], Any]
+) -> None:
+    topic, found = fill(memory, 20, keys=2), []
+    value: contextvars.ContextVar[Any] = contextvars.ContextVar("value")
+    first = make()
+
+    async def handle(_: Message) -> None:
+        found.append(value.get() is first)
+        value.set(make())
+
+    async def main() -> None:
+        value.set(first)
+        async with opened(memory, topic) as consumer, consumer.process(handle) as work:
+            await until(lambda: work.stats().finished == 20 or work.closed, "all are handled")
+
+    asyncio.run(main())
+    assert found == [True] * 20
+
+
 def test_a_freed_worker_begins_with_the_next_message_in_the_same_turn(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

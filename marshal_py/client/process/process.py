@@ -269,6 +269,15 @@ HANDLES: Final = "marshal-process-handler"  # names the tasks
 TURN_S: Final = 0.005  # how long handlers that do not wait keep other tasks from running
 
 
+def _has_set(before: contextvars.Context) -> bool:
+    """Returns whether context variables were set since. Compares no values, as contexts do: that runs code of users."""
+    now = contextvars.copy_context()
+    for variable, value in before.items():  # a plain loop over nothing, nearly always, and this runs for each message
+        if now[variable] is not value:
+            return True
+    return len(now) != len(before)
+
+
 class AsyncProcess(Running[K_co, V_co]):
     """Runs handlers for `AsyncConsumer.process` until it is stopped or drained, or the consumer ends.
 
@@ -436,7 +445,7 @@ class AsyncProcess(Running[K_co, V_co]):
                 self._begin()
             self._newest = task
             await self._handle(given)
-            if task.cancelling() or contextvars.copy_context() != unset:
+            if task.cancelling() or _has_set(unset):
                 return
             if self._newest is task and time.monotonic() >= self._turn_until:
                 if not self._turning:
