@@ -161,8 +161,8 @@ class AsyncTopic(Blocking[Topic]):
 class AsyncMarshal(Blocking[Marshal]):
     """Does what `Marshal` does, for asyncio. Made by `aio.connect`. Leaving its `async with` stops its consumers.
 
-    It belongs to the event loop that has made it. Beside the threads of `Marshal` it has one that polls for all its
-    consumers, and up to eight, made as they are needed, for verbs that block.
+    It belongs to the event loop that has made it. Beside the threads of `Marshal` it has one per consumer, which polls,
+    and up to eight for verbs that block, made as they are needed.
     """
 
     def __init__(self, plain: Marshal, threads: Threads) -> None:

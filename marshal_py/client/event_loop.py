@@ -184,8 +184,9 @@ class Feed:
                 self._wanted = request
                 self._asked.notify()
                 if self._receiver is None:
-                    self._receiver = threading.Thread(target=self._receive, name="marshal-receiver", daemon=True)
-                    self._receiver.start()
+                    receiver = threading.Thread(target=self._receive, name="marshal-receiver", daemon=True)
+                    receiver.start()  # or raises: no more threads can be made, and the next call tries again
+                    self._receiver = receiver
         if closed:
             self._answer(request, [], None)
 

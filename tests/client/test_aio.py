@@ -1017,6 +1017,26 @@ def test_an_error_of_a_data_client_reaches_its_consumer_which_goes_on() -> None:
     run(main())
 
 
+def test_a_receiver_that_cannot_be_started_is_started_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk = Chunk(marshal_py.TopicPartition("t", 0), 1, [])
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        feed = Feed(asyncio.get_running_loop(), Client([chunk]).pull, lambda most: None)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="can't start"):
+                await feed.poll(Poll(DEADLINE_S, 10))
+        assert feed.take(10) is None
+        async with asyncio.timeout(DEADLINE_S):
+            assert await feed.poll(Poll(DEADLINE_S, 10)) == [chunk]
+        feed.close()
+
+    run(main())
+
+
 @pytest.mark.parametrize(("wait_s", "wanted"), [(DEADLINE_S, [10, 1]), (0.0, [10])])
 def test_for_a_call_that_waits_one_message_more_is_polled_for_and_for_no_other(
     wait_s: float, wanted: list[int]

@@ -2,7 +2,7 @@
 
 It decides which partition is next, how much of it, and which partitions the source should fetch (PROTOCOL.md D1-D3).
 The gate is the member's check of whether a claim may deliver at this moment (`Member.open_ms`, D8); it is open if so,
-else shut. Everything but `pull` is called with the Marshal's lock held: checking the gate and delivering must be one
+else shut. All but `pull` and `_ask` is called with the Marshal's lock: checking the gate and delivering must be one
 step, or a Release could be sent between them. (Reserved, in buffers.py, achieves that without the lock and says how.)
 
 A partition is fetched ahead when this member will probably claim it soon; its messages are delivered only after that.
