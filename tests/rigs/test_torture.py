@@ -11,6 +11,9 @@ from marshal_py.client.values.options import ConsumerOptions
 from tests.rigs import torture
 from tests.rigs.torture import FAULTS, ROWS, Outcome, chosen, kept, options_of, table
 
+VOID = 2  # the exit code
+SEEDS_MAX = 3
+
 
 def test_which_rows_and_faults_a_seed_stands_for() -> None:
     assert [row.name for row in chosen(options_of(["--seed", "1"]))] == [ROWS[0].name, ROWS[1].name]
@@ -57,7 +60,11 @@ def test_a_matrix_goes_on_where_it_stopped_and_says_what_it_has(tmp_path: Path) 
 @pytest.mark.proof
 @pytest.mark.timeout(600)
 def test_a_minute_of_every_fault(tmp_path: Path) -> None:
-    assert torture.main(["--seconds", "60", "--seed", "1", "--totals", str(tmp_path / "proof.json")]) == 0
+    """A run in which nobody took over from anybody says nothing: on a busy machine one may come to that."""
+    options, codes = ["--seconds", "60", "--totals", str(tmp_path / "proof.json")], [VOID]
+    while codes[-1] == VOID and len(codes) <= SEEDS_MAX:
+        codes.append(torture.main([*options, "--seed", str(len(codes))]))
+    assert codes[-1] == 0
 
 
 @pytest.mark.proof
