@@ -28,6 +28,7 @@ from marshal_py.cli.options import (
     Force,
     ReadLineOptions,
     Since,
+    Until,
     command,
     number_or_none,
     require_group,
@@ -112,6 +113,7 @@ def tail(
     group: Group = None,
     count: Annotated[int, typer.Option("-n", min=0, help="This many of the last records.")] = 10,
     since: Since = None,
+    until: Until = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until ctrl-C.")] = False,
     types: Annotated[
         list[str] | None,
@@ -128,20 +130,22 @@ def tail(
     """Show the newest records, each with the verdict of the fold. Those of several logs are ordered by timestamp."""
     if raw and (options.as_json or options.format == "csv"):
         raise typer.BadParameter("--raw goes without --json and -o csv")
+    if until is not None and follow:
+        raise typer.BadParameter("--until goes without --follow")
     hidden = _hidden(types or [], no_heartbeats)
     with output.until_interrupted(follow) as interrupted, options.observer() as observer:
         if observer.root is None:
             output.say(NOBODY)
+        since_ms, until_ms = options.moment(since), options.moment(until)
+        span_ms = range(since_ms or -1, sys.maxsize if until_ms is None else until_ms + 1)
 
         def told(_world: World, records: Iterator[Judged]) -> Iterator[Judged]:
-            return (judged for judged in records if _concerns(judged, group, hidden))
+            concern = (judged for judged in records if _concerns(judged, group, hidden))
+            return (judged for judged in concern if judged.record.timestamp_ms in span_ms)
 
-        since_ms = options.moment(since)
-        found = observer.newest(group, told, count, since_ms)
+        merged = sorted(observer.newest(group, told, count, since_ms), key=_moment)
         require_group(observer, group, follow and options.dump is None)
         say_where_it_begins(observer)
-        merged = [one for one in found if since_ms is None or one.record.timestamp_ms >= since_ms]
-        merged.sort(key=_moment)
 
         def shown() -> Iterator[Judged]:
             yield from merged[max(0, len(merged) - count) :]

@@ -287,7 +287,7 @@ class KafkaLog:
             at, deadline = start, time.monotonic() + timeout_s
             while at < end:
                 first = consumer.poll(max(0.0, min(deadline - time.monotonic(), READ_POLL_S)))
-                messages = [] if first is None else [first, *consumer.consume(DRAIN_MAX, 0)]
+                messages = [] if first is None else [first, *consumer.consume(min(DRAIN_MAX, end - at - 1), 0)]
                 records = [record for message in messages if (record := self._record(message, log, at)) is not None]
                 if records:
                     at, deadline = records[-1].offset + 1, time.monotonic() + timeout_s

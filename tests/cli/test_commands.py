@@ -420,7 +420,10 @@ def test_log_tail_shows_the_newest(shell: Shell, billing: str) -> None:
     assert shell.run("log", "tail", billing, "-n", "3").stdout.splitlines() == dumped[-3:]
     assert shell.run("log", "tail", billing, "-n", "0").stdout == ""
     assert "leaves (stopped)" in dumped[-1]
-    every = [line["type"] for line in tail(shell, billing)]
+    lines = tail(shell, billing)
+    every, until = [line["type"] for line in lines], str(lines[2]["time"])
+    assert tail(shell, billing, "--until", until) == [line for line in lines if str(line["time"]) <= until] != lines
+    assert shell.run("log", "tail", "--until", until, "--follow").exit_code == 2
     assert [line["type"] for line in tail(shell, billing, "--type", "join", "--type", "Leave")] == ["Join", "Leave"]
     assert [line["type"] for line in tail(shell, billing, "--no-heartbeats")] == [
         kind for kind in every if kind != "Heartbeat"
