@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Consumer, Message, Process, Reject, Retry
+from marshal_py.client.delivery.prefetch import WAIT_S_MAX, WAIT_SUPPLIED_S_MAX
 from marshal_py.client.process import process, processing
 from marshal_py.client.process.processing import Processing
 from marshal_py.errors import ConcurrentUse, ConsumerClosed, InvalidOption, NeedsAtLeastOnce, ReentrantCall
@@ -895,6 +896,24 @@ def test_a_full_window_is_filled_as_soon_as_a_handler_returns(memory: MemoryTest
             hold.set()
             until(lambda: work.stats().finished == 20, "all are handled")
         assert not window.bounds
+
+
+@pytest.mark.parametrize(("workers", "longest_s"), [(2, WAIT_SUPPLIED_S_MAX), (9, WAIT_S_MAX)])
+def test_a_full_window_is_looked_at_less_often_while_each_worker_has_more(
+    memory: MemoryTestCluster, workers: int, longest_s: float
+) -> None:
+    topic, hold = fill(memory, 40, keys=None), threading.Event()
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(lambda _: hold.wait(DEADLINE_S), workers=workers, window=10) as work,
+    ):
+        until(lambda: work.stats().working == workers and consumer._queue.buffered() == 30, "the window is full")
+        with consumer._context.lock:
+            queue = consumer._queue
+            waits_s = [queue.window.wait_s(queue.buffers.values(), -1) for _ in range(10)]
+        assert waits_s[-1] == longest_s
+        hold.set()
 
 
 def _pulls(consumer: Consumer) -> list[float]:

@@ -205,6 +205,7 @@ class HandlingRate:
 # each further one twice as long: so what a wait adds is at most about as long as the handler has taken.
 WAIT_S_MIN: Final = 0.0005
 WAIT_S_MAX: Final = 0.01
+WAIT_SUPPLIED_S_MAX: Final = 0.05  # while handlers have enough: looks took a quarter of the time of a message
 
 
 class Taker(Protocol):
@@ -212,6 +213,9 @@ class Taker(Protocol):
 
     def end_of(self, claim: Claim) -> int:
         """Returns the offset below which messages of a claim may come."""
+
+    def supplied(self) -> bool:
+        """Returns whether so much is ready that what comes now waits for a worker in any case."""
 
     def stats(self) -> ProcessStats:
         """Returns how many messages are where now, and how many were answered how."""
@@ -277,7 +281,9 @@ class AckWindow:
             return None
         if delivered != self._delivered:
             self._delivered, self._wait_s = delivered, WAIT_S_MIN
-        wait_s, self._wait_s = self._wait_s, min(WAIT_S_MAX, 2 * self._wait_s)
+        supplied = self.process is not None and self.process.supplied()
+        wait_s = min(self._wait_s, WAIT_SUPPLIED_S_MAX if supplied else WAIT_S_MAX)
+        self._wait_s = 2 * wait_s
         return wait_s
 
     def waits_for_handlers(self, buffers: Iterable[Buffer]) -> bool:

@@ -411,9 +411,13 @@ class Processing(Generic[K_co, V_co]):
         end = tracker.unfinished_from() + self.settings.window
         if held is None:
             return end
-        if not 0 < end - held.end < self.settings.window // STEPS or self.ready() < self.settings.workers:
+        if not 0 < end - held.end < self.settings.window // STEPS or not self.supplied():
             held.end = end
         return held.end
+
+    def supplied(self) -> bool:
+        """Returns whether a lane is ready for each worker."""
+        return self.ready() >= self.settings.workers
 
     def take(self, coming: Iterable[Message[K_co, V_co]]) -> None:
         """Takes messages of a partition that come, and puts them into their lanes. What the key function raises ends
