@@ -21,7 +21,7 @@ import json
 import sqlite3
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import marshal_py
 
@@ -59,6 +59,9 @@ class Accounts:
         self.db = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
         self.db.executescript(SCHEMA)
 
+    def close(self) -> None:
+        self.db.close()
+
     def book(self, message: marshal_py.Message) -> bool:
         """Books a payment; False if that has been done already. Raises NotTheOwner.
 
@@ -93,8 +96,8 @@ class Accounts:
 
 
 def main(servers: str, topic: str, database: str) -> None:
-    accounts = Accounts(database)
     with (
+        closing(Accounts(database)) as accounts,
         marshal_py.connect(servers) as marshal,
         marshal.consumer("payments", [topic], start="earliest") as consumer,
         marshal_py.stop_on_signals(consumer),

@@ -48,7 +48,7 @@ def options(name: str, command: Any) -> Iterator[tuple[str, list[str]]]:
                 for word in (
                     [*one.opts, *one.secondary_opts]
                     if one.param_type_name == "option"
-                    else [str(one.human_readable_name)]
+                    else [str(one.metavar or one.name)]  # as new releases of typer call it
                 )
             ),
         )

@@ -11,6 +11,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 import marshal_py
 from marshal_py.client.marshal import VERSION
@@ -18,6 +21,7 @@ from tests.support import lowest
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+LOCK = "run `uv lock`"
 
 
 @pytest.fixture
@@ -87,6 +91,46 @@ def test_every_dependency_has_a_lowest_version() -> None:
     assert {"confluent-kafka", "typer", "pyspark"} <= lowest.lowest(PROJECT["project"]).keys()
     with pytest.raises(ValueError, match=r"no lowest version \(>=\) of rich"):
         lowest.lowest({**PROJECT["project"], "dependencies": ["rich<16"], "optional-dependencies": {}})
+
+
+def locked() -> dict[str, dict[str, Any]]:
+    found = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
+    return {package["name"]: package for package in found["package"]}
+
+
+def versions(lines: list[str]) -> dict[str, SpecifierSet]:
+    """By dependency and its extras, as pyproject.toml has them."""
+    found = [Requirement(line) for line in lines]
+    return {f"{canonicalize_name(one.name)}{sorted(one.extras)}": one.specifier for one in found}
+
+
+def locked_versions(lines: list[dict[str, Any]]) -> dict[str, SpecifierSet]:
+    """The same, as uv.lock has them."""
+    return {f"{one['name']}{sorted(one.get('extras', []))}": SpecifierSet(one.get("specifier", "")) for one in lines}
+
+
+def test_the_lock_file_is_of_this_project() -> None:
+    own, project = locked()["marshal-py"], PROJECT["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    assert own["version"] == project["version"]
+    assert locked_versions(own["metadata"]["requires-dist"]) == versions([*project["dependencies"], *extras]), LOCK
+    groups = {name: locked_versions(lines) for name, lines in own["metadata"]["requires-dev"].items()}
+    assert groups == {name: versions(lines) for name, lines in PROJECT["dependency-groups"].items()}, LOCK
+
+
+def test_the_lock_file_has_what_pyproject_allows_by_its_hash() -> None:
+    packages = locked()
+    for requirement in lowest.requirements(PROJECT["project"]):
+        version = packages[canonicalize_name(requirement.name)]["version"]
+        assert requirement.specifier.contains(version), f"{requirement}: {LOCK}"
+    for name, package in packages.items():
+        if name != "marshal-py":
+            assert package["source"] == {"registry": "https://pypi.org/simple"}, name
+            files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+            assert files, name
+            for file in files:
+                assert file["url"].startswith("https://files.pythonhosted.org/packages/"), name
+                assert re.fullmatch(r"sha256:[0-9a-f]{64}", file["hash"]), name
 
 
 def test_workflows_pin_their_actions_and_call_targets_that_exist() -> None:

@@ -13,7 +13,8 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,8 +43,9 @@ def balances(accounts: Accounts) -> dict[str, int]:
 
 
 @pytest.fixture
-def accounts(tmp_path: Path) -> Accounts:
-    return Accounts(str(tmp_path / "accounts.db"))
+def accounts(tmp_path: Path) -> Iterator[Accounts]:
+    with closing(Accounts(str(tmp_path / "accounts.db"))) as accounts:
+        yield accounts
 
 
 def test_a_message_that_comes_again_is_booked_once(accounts: Accounts) -> None:
@@ -176,4 +178,5 @@ def test_the_program_books_every_payment(tmp_path: Path) -> None:
             program.send_signal(signal.SIGTERM)
             assert program.wait(DEADLINE_S) == 0
     assert all(line.startswith("booked payments:") for line in lines), lines
-    assert balances(Accounts(str(tmp_path / "accounts.db"))) == {"alice": sum(range(40))}
+    with closing(Accounts(str(tmp_path / "accounts.db"))) as accounts:
+        assert balances(accounts) == {"alice": sum(range(40))}

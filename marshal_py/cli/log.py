@@ -238,7 +238,7 @@ def bundle(
             return written
 
         count = archive.dump(observer, file, group, about=about, change=change)
-    text = f"{count} records in {path}; of {left_out} of them words were left out"
+    text = f"{path} has {count} records{f', {left_out} of them without the words of others' if left_out else ''}"
     options.print_result(Bundled(str(path), count, left_out), text)
 
 

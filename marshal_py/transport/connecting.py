@@ -67,6 +67,7 @@ class ConnectionErrors:
         self._servers = str(given.get("bootstrap.servers", ""))
         self._words, self._heard_s = "", 0.0
         self._refusals: dict[str, _Refusal] = {}
+        self._refused_last = False
         self._succeeded: set[str] = set()
 
     # --- reported by the client
@@ -74,16 +75,28 @@ class ConnectionErrors:
     def on_error(self, error: KafkaError) -> None:
         """Notes an error, then calls the user's own callback. Is the `error_cb` of the client."""
         code, text = error.code(), error.str()
-        if code in _UNAUTHENTICATED:
-            self.refuse(CONNECTION, AuthenticationFailed(self._servers, settings.principal_of(self._given), text))
-        elif code == KafkaError._SSL or _TLS_REFUSED in text:
-            protocol = str(self._given.get("security.protocol", ""))
-            self.refuse(CONNECTION, TlsMismatch(self._servers, protocol, text))
-        if code != KafkaError._ALL_BROKERS_DOWN or not self.last_words:  # a message without a reason
+        if code == KafkaError._ALL_BROKERS_DOWN:  # a message without a reason
+            # librdkafka before 2.16 says the same reason once in half a minute, and this at each attempt.
+            if self._refused_last and (known := self._refusals.get(CONNECTION)) is not None:
+                self.refuse(CONNECTION, known.error)
+            if not self.last_words:
+                self.note(text)
+        else:
+            refusal = self._refusal(code, text)
+            if refusal is not None:
+                self.refuse(CONNECTION, refusal)
+            self._refused_last = refusal is not None
             self.note(text)
         own = self._given.get("error_cb")
         if own is not None:
             own(error)
+
+    def _refusal(self, code: int, text: str) -> MarshalError | None:
+        if code in _UNAUTHENTICATED:
+            return AuthenticationFailed(self._servers, settings.principal_of(self._given), text)
+        if code == KafkaError._SSL or _TLS_REFUSED in text:
+            return TlsMismatch(self._servers, str(self._given.get("security.protocol", "")), text)
+        return None
 
     def log(self, level: int, form: str, *values: object) -> None:
         """The `logger` of the client: notes a connection that was cut, which librdkafka reports nowhere else, then

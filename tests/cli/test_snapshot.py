@@ -70,6 +70,7 @@ def test_deletion_is_asked_for(shell: Shell) -> None:
     assert shell.run("snapshot", "--keep", "a day").exit_code == 2
 
 
+@pytest.mark.new_client
 def test_what_is_left_of_a_truncated_log_is_told(shell: Shell, broker: Broker, tmp_path: Path) -> None:
     """N9: from the oldest snapshot that is left; earlier offsets are refused by name, and never answered wrongly."""
     live(shell)
@@ -109,6 +110,7 @@ def test_what_is_left_of_a_truncated_log_is_told(shell: Shell, broker: Broker, t
     assert shell.json("simulate", "--dump", str(path))["verdict"] == "ok"
 
 
+@pytest.mark.new_client
 def test_a_dump_holds_all_that_is_left_of_the_roots_log(shell: Shell, broker: Broker, tmp_path: Path) -> None:
     """The root is looked up in log 0; that must not move where reading of this log begins."""
     (group, *_) = groups_of(0, 2)
@@ -126,6 +128,7 @@ def test_a_dump_holds_all_that_is_left_of_the_roots_log(shell: Shell, broker: Br
     assert shell.json("simulate", "--dump", str(path))["verdict"] == "ok"
 
 
+@pytest.mark.new_client
 def test_bootstrap(shell: Shell, broker: Broker) -> None:
     """It touches no log that can be read, says what is lost, asks twice, and consumers start again."""
     live(shell)

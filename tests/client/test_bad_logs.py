@@ -229,6 +229,7 @@ def test_a_root_that_is_written_again_is_another_one(
         assert opened[5].incarnation != marshal.root.incarnation
 
 
+@pytest.mark.new_client
 def test_truncated_history_at_the_start(cluster: TestCluster) -> None:
     topic = cluster.topic()
     with cluster.connect() as marshal, joined(marshal, IN[0], [topic]):
@@ -239,6 +240,7 @@ def test_truncated_history_at_the_start(cluster: TestCluster) -> None:
     assert (raised.value.log, raised.value.first_offset) == (0, 2)
 
 
+@pytest.mark.new_client
 def test_truncated_history_in_a_log_that_is_opened_later(cluster: TestCluster) -> None:
     """N10: without a snapshot; the other logs are not touched."""
     topic = cluster.topic()
@@ -316,6 +318,7 @@ def test_a_topic_that_may_not_be_created(memory: MemoryTestCluster) -> None:
         memory.connect(coordination_topic="other")
 
 
+@pytest.mark.new_client
 def test_a_cut_log_on_a_broker_ends_a_consumer_that_lags(embedded: EmbeddedTestCluster) -> None:
     """The same as in memory, through librdkafka: a log that is followed from below its beginning."""
     topic = embedded.topic()

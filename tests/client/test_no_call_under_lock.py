@@ -193,6 +193,7 @@ def test_assigning_does_not_wait_for_a_poll(embedded: EmbeddedTestCluster) -> No
     source.close()
 
 
+@pytest.mark.new_client
 @pytest.mark.bounds(unacked=10)
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 def test_no_client_is_called_under_the_lock(

@@ -12,7 +12,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -430,7 +430,7 @@ def test_an_autocommitting_engine_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_message_that_is_given_twice_is_refused(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "a.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "a.db")) as connection, connection:
         Guard().create(connection)
         with pytest.raises(InvalidOption, match="each message once"):
             Guard().new(connection, [payment(1), payment(1)])
@@ -440,7 +440,7 @@ def test_a_message_that_is_given_twice_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [None, "x", 3, [payment(1), None], b"x"])
 @pytest.mark.parametrize("guard", [Guard(), Inbox()], ids=["guard", "inbox"])
 def test_what_is_no_message_is_refused_by_name(tmp_path: Path, guard: Guard, wrong: Any) -> None:
-    with sqlite3.connect(tmp_path / "a.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "a.db")) as connection, connection:
         guard.create(connection)
         with pytest.raises(InvalidOption, match=r"^messages=.*a message, a batch, a part, or several"):
             guard.new(connection, wrong)
@@ -448,7 +448,7 @@ def test_what_is_no_message_is_refused_by_name(tmp_path: Path, guard: Guard, wro
 
 @pytest.mark.parametrize("wrong", [-1, None, "0", True, 1.5])
 def test_a_partition_is_rewound_to_an_offset(tmp_path: Path, wrong: Any) -> None:
-    with sqlite3.connect(tmp_path / "a.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "a.db")) as connection, connection:
         guard = Guard()
         guard.create(connection)
         guard.new(connection, [payment(0), payment(1)])
@@ -462,7 +462,7 @@ def test_what_lies_between_the_messages_of_a_fetch_makes_no_holes(tmp_path: Path
     """Markers of transactions: the fetch that returned the messages has seen that there is nothing between them."""
     messages = [make_message(offset=offset) for offset in (0, 2, 4, 9)]
     batch = make_batch(messages)
-    with sqlite3.connect(tmp_path / "a.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "a.db")) as connection, connection:
         guard = Guard()
         guard.create(connection)
         assert guard.new(connection, batch[:2]) == list(messages[:2])

@@ -257,6 +257,7 @@ def _look_again(marshal: Marshal) -> None:
     marshal._loop._metadata_due = 0.0
 
 
+@pytest.mark.new_client
 def test_a_lost_range_is_reported_and_the_rest_continues(cluster: TestCluster) -> None:
     """D6: below the beginning: messages at the position were deleted while no consumer ran."""
     topic = cluster.topic()
@@ -275,6 +276,7 @@ def test_a_lost_range_is_reported_and_the_rest_continues(cluster: TestCluster) -
         assert [(n.topic, n.partition, n.from_, n.to) for n in notes] == [(topic, 0, 2, 6)]
 
 
+@pytest.mark.new_client
 def test_a_range_that_is_lost_while_reading_begins_after_what_was_read(cluster: TestCluster) -> None:
     topic = cluster.topic()
     cluster.fill(topic, 0, 4)

@@ -7,6 +7,7 @@ import os
 import random
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -185,14 +186,13 @@ def test_a_deleted_key_leaves_no_value_in_the_index(broker: MemoryBroker, tmp_pa
         topic.close()
     broker.delete_records(TopicPartition(NAME, 0), 4)
     broker.produce(NAME, 0, None, b"c", None, T0)
-    with sqlite3.connect(tmp_path / "keys.db") as database:
+    with closing(sqlite3.connect(tmp_path / "keys.db")) as database, database:
         assert database.execute("SELECT key FROM last_message").fetchall() == [(b"b",)]
     topic = opened(broker, tmp_path / "keys.db")
     topic.update_index()
     topic.close()
-    with sqlite3.connect(tmp_path / "keys.db") as database:
+    with closing(sqlite3.connect(tmp_path / "keys.db")) as database, database:
         assert database.execute("SELECT key FROM last_message").fetchall() == []
-    database.close()
 
 
 def test_a_damaged_copy_is_refused(broker: MemoryBroker, tmp_path: Path) -> None:
@@ -460,9 +460,8 @@ def test_files_that_are_no_index(broker: MemoryBroker, tmp_path: Path) -> None:
         opened(broker, tmp_path / "nowhere" / "keys.db")
     topic = opened(broker, tmp_path / "keys.db")
     topic.close()
-    with sqlite3.connect(tmp_path / "keys.db") as database:
+    with closing(sqlite3.connect(tmp_path / "keys.db")) as database, database:
         database.execute("UPDATE about SET version = 99")
-    database.close()
     with pytest.raises(FileUnusable, match="version 99"):
         opened(broker, tmp_path / "keys.db")
 

@@ -50,6 +50,7 @@ class TestAdmin(conformance.AdminPromises):
     pass
 
 
+@pytest.mark.new_client
 @over("truncate")
 class TestTruncate(conformance.TruncatePromises):
     pass

@@ -101,6 +101,20 @@ def test_one_restarting_broker_ends_nothing(errors: ConnectionErrors, clock: Clo
         assert errors.refused() is None
 
 
+def test_a_refusal_that_the_client_says_once_persists_while_no_broker_answers(
+    errors: ConnectionErrors, clock: Clock
+) -> None:
+    """As librdkafka before 2.16 does, unless another error comes after it."""
+    down, refused = KafkaError(KafkaError._ALL_BROKERS_DOWN), KafkaError(KafkaError._AUTHENTICATION, "wrong password")
+    for between, expected in ([], AuthenticationFailed), ([KafkaError(KafkaError._TRANSPORT, "refused")], type(None)):
+        errors.succeed(CONNECTION)
+        for error in (refused, *between, down):
+            errors.on_error(error)
+        clock.now_s += REFUSED_S
+        errors.on_error(down)
+        assert isinstance(errors.refused(), expected)
+
+
 def test_an_old_refusal_does_not_count(errors: ConnectionErrors, clock: Clock) -> None:
     """A connection that has not been used since has had no success, either."""
     refuse_every_second(errors, clock, CONNECTION, REFUSED_S)

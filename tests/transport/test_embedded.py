@@ -195,6 +195,7 @@ def test_metadata_shows_topics_that_came_later(shared: Broker) -> None:
     source.close()
 
 
+@pytest.mark.new_client
 def test_a_cluster_is_recognised_by_its_id(shared: Broker) -> None:
     source = consumer(shared)
     assert is_embedded(source.list_topics(timeout=DEADLINE_S).cluster_id)
@@ -281,6 +282,7 @@ def limits(shared: Broker) -> Broker:
     return shared
 
 
+@pytest.mark.new_client
 @pytest.mark.parametrize("request_name", REFUSED)
 def test_an_administrative_request_is_refused_at_once(limits: Broker, request_name: str) -> None:
     started = time.monotonic()
@@ -377,6 +379,7 @@ def test_the_broker_keeps_five_mebibytes_and_drops_the_oldest(own: Broker) -> No
     assert bounds(own, "long", 1) == (0, 0)
 
 
+@pytest.mark.new_client
 def test_reading_what_was_dropped_is_an_error_if_the_reader_wants_it(own: Broker) -> None:
     own.create_topic("short", 1)
     for value in (b"a", b"b", b"c"):
@@ -594,6 +597,7 @@ def test_the_bundled_folder_is_found_too(monkeypatch: pytest.MonkeyPatch, tmp_pa
             assert topics(broker) == {}
 
 
+@pytest.mark.new_client
 def test_a_call_that_an_older_library_lacks(monkeypatch: pytest.MonkeyPatch, own: Broker) -> None:
     monkeypatch.delitem(own._functions, "rd_kafka_mock_partition_delete_records")
     with pytest.raises(UnsupportedPlatform, match="newer confluent-kafka"):

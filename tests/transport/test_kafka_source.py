@@ -54,6 +54,7 @@ def report(source: KafkaSource, refusal: Refusal) -> None:
     assert source._take_errors(cast(Any, [refusal]), 0) == []
 
 
+@pytest.mark.new_client
 def test_a_refused_position_ends_the_fetching_of_its_assignment(source: KafkaSource) -> None:
     source.assign({TP: 100})
     report(source, Refusal(100))
