@@ -18,6 +18,7 @@ from sequence import drawn  # beside this file
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 COPIED: Final = ("README.md", "PROTOCOL.md", "CONTRIBUTING.md", "CHANGELOG.md", "monitoring/README.md")
+FILES: Final = ("monitoring/overview.json", "monitoring/group.json", "monitoring/alerts.yaml")  # which pages link
 ENTRY: Final = re.compile(r"^ +- (?P<title>[^:\n]+): (?P<page>\S+\.md)$", re.MULTILINE)
 OPTION: Final = re.compile(r"(?<=<code>)--[\w-]+")  # of a command; on a telephone, a line would end after its hyphens
 MERMAID: Final = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -72,7 +73,7 @@ def prepare(folder: Path) -> None:
     """Copies the pages into a folder, and adds those that are made."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    for name in COPIED:
+    for name in (*COPIED, *FILES):
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     for page in folder.rglob("*.md"):

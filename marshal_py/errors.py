@@ -453,7 +453,7 @@ class AdminBusy(PeerError):
     """Another run has paused the group, and this operation was not given that pause (PROTOCOL.md M2).
 
     `by`: the run that paused it. `own`: whether that was a run of the same user on the same machine. `left_s`: how long
-    that run expects the pause to last; -1 if unknown.
+    that run expects the pause to last; -1 if unknown. `signed`: whether the group has admin keys.
     """
 
     group: str
@@ -462,6 +462,7 @@ class AdminBusy(PeerError):
     left_s: float
     token: int
     own: bool = False
+    signed: bool = False
 
     def sentence(self) -> str:
         why = f" ({self.reason})" if self.reason else ""
@@ -469,7 +470,7 @@ class AdminBusy(PeerError):
         who = f"another run of yours, {self.by}" if self.own else self.by or "an unnamed admin"
         ways = (
             f"work in that pause and leave it in place (--adopt, or --token {self.token}), take it over if that run is "
-            f"dead (--take-over), or end it (marshal resume {self.group})"
+            f"dead (--take-over), or end it (marshal resume {self.group}{' --sign-with FILE' if self.signed else ''})"
             if self.own
             else f"wait, name its token (--token {self.token}), or take the pause over (--take-over)"
         )

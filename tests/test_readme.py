@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from examples.payments import ADVANCE
 from marshal_py import ConsumerOptions, GroupConfig
@@ -139,6 +140,19 @@ def test_the_operations_on_a_group_are_in_the_docs() -> None:
     methods = {name for name in dir(AsyncGroup) if not name.startswith("_")} - {"name"}
     assert "unpin" in methods
     assert [name for name in sorted(methods) if f"`{name}`" not in section] == []
+
+
+def test_the_broker_to_try_things_on() -> None:
+    command = [sys.executable, str(ROOT / "examples" / "broker.py"), "orders", "mails"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
+        assert program.stdout is not None
+        name, _, address = program.stdout.readline().strip().partition("=")
+        assert name == "export MARSHAL_BOOTSTRAP_SERVERS"
+        found = AdminClient({"bootstrap.servers": address}).list_topics(timeout=DEADLINE_S).topics
+        assert {topic: len(of.partitions) for topic, of in found.items()} == {"orders": 12, "mails": 12}
+        program.send_signal(signal.SIGINT)
+        assert program.wait(DEADLINE_S) == 0
 
 
 def test_the_sql_is_that_of_the_tested_example() -> None:

@@ -68,6 +68,9 @@ def test_each_link_leads_to_a_page_and_its_heading(name: str) -> None:
         if file.suffix == ".md":
             assert str(file.relative_to(ROOT)) in pages(), f"{name}: the site has no {target}"
             assert not anchor or anchor in anchors(file.read_text("utf-8")), f"{name}: {target}{anchor}"
+        else:
+            there = str(file.relative_to(ROOT))
+            assert there in site.FILES or there.startswith("docs/"), f"{name}: the site has no {target}"
 
 
 def test_llms_lists_every_page() -> None:
@@ -98,6 +101,7 @@ def test_the_site_is_built_and_has_every_public_name() -> None:
         kinds = (type, FunctionType)  # a type of words, as AdvisoryKind is, has no text
         names = [name for name in names if isinstance(getattr(module, name), kinds)]
         assert [name for name in names if not re.search(rf'id="marshal_py[\w.]*\.{name}"', page)] == [], module
+    assert all((built / name).read_bytes() == (ROOT / name).read_bytes() for name in site.FILES)
     front = (built / "api/marshal_py/index.html").read_text("utf-8")
     assert all(f'id="marshal_py.{name}"' in front for name in ("connect", "Consumer.fetch"))
     assert "Marks the message as done" in front

@@ -15,7 +15,15 @@ from marshal_py.admin.plans.change import DeletionPlan
 from marshal_py.admin.plans.operation import Author, GroupContext, sealed
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.client.values import options
-from marshal_py.errors import AdminFailed, GroupOpaque, InvalidOption, KeyNeeded, MembersAlive, UnsupportedPlatform
+from marshal_py.errors import (
+    AdminBusy,
+    AdminFailed,
+    GroupOpaque,
+    InvalidOption,
+    KeyNeeded,
+    MembersAlive,
+    UnsupportedPlatform,
+)
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.member import group_settings
 from marshal_py.protocol.wire import codec
@@ -71,6 +79,9 @@ def test_only_holders_of_a_key_administer(marshal: marshal_py.Marshal, files: li
             plain.set_position("orders", 0)
         assert plain.info().pause is None
         token = signed.pause(60, "a test").token
+        assert consumer.info().waiting_for.endswith(f"marshal resume {GROUP} --take-over --sign-with FILE")
+        with pytest.raises(AdminBusy, match=f"marshal resume {GROUP} --sign-with FILE"):
+            signed.pause(60)
         assert signed.set_position("orders", 0, token=token).offset > token
         signed.resume(token=token)
         signed.set_config(policy="greedy")

@@ -73,8 +73,7 @@ def _until_a_signal(at: Place, page: str, handler: str, number: signal.Signals) 
 
 @guide("README.md", 0)
 def first_program(at: Place) -> None:
-    checks = "assert len(str(message.token)) == 49"
-    handler = f"def charge(message):\n    {checks}\n    print(message.value.decode(), flush=True)"
+    handler = "import builtins\n\n\ndef print(value):\n    builtins.print(value.decode(), flush=True)"
     _until_a_signal(at, "README.md", handler, signal.SIGINT)
 
 

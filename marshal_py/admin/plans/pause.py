@@ -207,6 +207,7 @@ def busy(context: GroupContext, group: Group, now: Instant) -> AdminBusy:
         context.pause_history.left_s(now.wall_ms),
         group.pause_change,
         own=context.author.is_also(by),
+        signed=bool(group.keys),
     )
 
 

@@ -115,7 +115,8 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
     if group.paused:
         text = f"the group is {facts.pause or f'paused for {group.pause_duration_ms / 1000:g} s'}"
         cause, way = ("pause_over", "start a consumer") if facts.pause_over else ("paused", "the pause ends by itself")
-        found.append(Standstill(cause, text, f"{way}; to end it now: marshal resume {name} --take-over"))
+        signed = " --sign-with FILE" if group.keys else ""
+        found.append(Standstill(cause, text, f"{way}; to end it now: marshal resume {name} --take-over{signed}"))
     found += (_gone(group, topic) for topic in sorted(facts.gone))
     found += _parked(group) if facts.parked is None else facts.parked
     if not group.sessions:
