@@ -238,7 +238,8 @@ def test_over_http(scene: Scene) -> None:
         assert int(answer.headers["Content-Length"]) > len(answer.read()) == 0
     with GroupsExporter(Watch(scene.observer), 0, "::1") as six:
         assert six.port
-    with pytest.raises(urllib.error.HTTPError, match="404"):
+    with pytest.raises(urllib.error.HTTPError, match="404") as refused:
         get("/")
+    refused.value.close()
     with pytest.raises(InvalidOption, match="cannot be used"):
         GroupsExporter(Watch(scene.observer), scene.exporter.port, "127.0.0.1")
