@@ -7,17 +7,20 @@ It creates the topics that you name, with twelve partitions each, and prints its
 
 import signal
 import sys
-from contextlib import suppress
+import threading
 
 from marshal_py.testing import EmbeddedCluster
 
 
 def main(*topics: str) -> None:
-    with EmbeddedCluster() as cluster, suppress(KeyboardInterrupt):
+    over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: over.set())
+    with EmbeddedCluster() as cluster:
         for topic in topics:
             cluster.create_topic(topic, 12)
         print(f"export MARSHAL_BOOTSTRAP_SERVERS={cluster.bootstrap_servers}", flush=True)
-        signal.pause()
+        over.wait()
 
 
 if __name__ == "__main__":

@@ -148,11 +148,11 @@ def test_the_broker_to_try_things_on() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
         assert program.stdout is not None
         name, _, address = program.stdout.readline().strip().partition("=")
-        assert name == "export MARSHAL_BOOTSTRAP_SERVERS"
         found = AdminClient({"bootstrap.servers": address}).list_topics(timeout=DEADLINE_S).topics
-        assert {topic: len(of.partitions) for topic, of in found.items()} == {"orders": 12, "mails": 12}
-        program.send_signal(signal.SIGINT)
+        program.send_signal(signal.SIGTERM)
         assert program.wait(DEADLINE_S) == 0
+    assert name == "export MARSHAL_BOOTSTRAP_SERVERS"
+    assert [len(found[topic].partitions) for topic in ("orders", "mails")] == [12, 12]
 
 
 def test_the_sql_is_that_of_the_tested_example() -> None:
