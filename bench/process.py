@@ -44,26 +44,29 @@ IDEAL: Final = WORKERS / HANDLER_S
 
 
 class Journal:
-    """Notes what handlers of one run begin and end, from any thread."""
+    """Notes what handlers of one run begin and end, from any thread. The rate is that between the first and the last
+    tenth: at first all keys meet their first poison together, and at last workers wait for what is tried again."""
 
     def __init__(self, wanted: int) -> None:
         self.done = threading.Event()
         self.delays_ms: list[float] = []
         self.rate = 0.0
-        self._wanted, self._count, self._began_s = wanted, 0, 0.0
+        self._wanted, self._from, self._count, self._from_s = wanted, wanted // 10, 0, 0.0
         self._offsets: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def begin(self, message: Any) -> None:
-        self._began_s = self._began_s or time.monotonic()
         self._offsets[message.partition, message.key].append(message.offset)
         self.delays_ms.append(1000 * time.time() - message.timestamp)
 
     def end(self) -> None:
         with self._lock:
             self._count += 1
+            if self._count == self._from:
+                self._from_s = time.monotonic()
+            elif self._count == self._wanted - self._from:
+                self.rate = (self._count - self._from) / (time.monotonic() - self._from_s)
             if self._count == self._wanted:
-                self.rate = self._count / (time.monotonic() - self._began_s)
                 self.done.set()
 
     @property
