@@ -78,7 +78,8 @@ def s12_reports(history: History) -> Iterator[Violation]:
             offsets = history.evidence.topics.get((topic, number), [])
             expected = offsets[bisect_left(offsets, wanted)] if offsets and wanted <= offsets[-1] else wanted
             given = first.get((report.group, later.epoch, number), expected)
-            elsewhere = given != expected and not is_lost(history, key, expected)
+            passed = [offset for offset in offsets if expected <= offset < given]
+            elsewhere = given < expected or not all(is_lost(history, key, offset) for offset in passed)
             if later.position != wanted or (elsewhere and later.mode == AT_LEAST_ONCE):
                 yield Violation(
                     "S12",

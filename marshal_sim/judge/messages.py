@@ -205,8 +205,9 @@ def _in_time(history: History, begun: list[Delivery], old: ClaimSpan) -> list[De
     wait_ms = history.evidence.hand_over_intervals * history.sessions[old.key[0], old.session].interval_ms
     over_ms = old.released_by[1] - wait_ms + wait_ms * history.slack.drift_ppm // 1_000_000 + history.slack.wait_ms
     queries = history.evidence.queries
-    # What was given back is the next owner's (D14), and so is what a query's sink has before Spark's commit is known.
-    done = [d for d in begun if d.again_ms < 0 and (d.ack_ms >= 0 or d.client not in queries)]
+    # What was given back is the next owner's (D14), and so is what a query's sink has before Spark's commit is known,
+    # of which journals of real queries say nothing.
+    done = [d for d in begun if d.again_ms < 0 and (d.ack_ms >= 0 or d.read_to >= 0 or d.client not in queries)]
     return [d for d in done if 0 <= d.end_ms <= old.released_by[1] or d.gate_ms > over_ms]
 
 

@@ -395,6 +395,16 @@ def test_a_hand_over_may_repeat_what_a_handler_held_for_too_long() -> None:
     assert "S9" in {violation.invariant for violation in early}
 
 
+@pytest.mark.parametrize(("read_to", "found"), [(3, True), (-1, False)])
+def test_a_hand_over_waits_for_a_querys_range(read_to: int, found: bool) -> None:
+    """A3: the journal of a real query, which does not know what its member has read, does not say when it is acked."""
+    built = handed_over_busy(INTERVAL)
+    built.evidence.queries = {0: "checkpoint"}
+    delivery = built.evidence.deliveries[0]
+    delivery.end_ms, delivery.ack_ms, delivery.read_to = -1, -1, read_to
+    assert ("S9" in built.found()) is found
+
+
 def plant_s10_hole(built: EvidenceBuilder) -> None:
     built.deliver(1, 5, 6)
 
@@ -434,6 +444,13 @@ def plant_s12_denied(built: EvidenceBuilder) -> None:
 def plant_s12_elsewhere(built: EvidenceBuilder) -> None:
     epoch = built.say(7, CLAIM, built.one, "t", 0, _moved(built, "moved"))
     built.deliver(1, 8, 9, epoch=epoch)
+
+
+def plant_s12_beyond(built: EvidenceBuilder) -> None:
+    """Kafka has deleted the first of the messages to which the position was moved, and the next is passed over too."""
+    epoch = built.say(7, CLAIM, built.one, "t", 0, _moved(built, "moved"))
+    built.say(8, NOTE, built.one, "offset_lost", "t", 0, 3, 4)
+    built.deliver(5, 9, 10, epoch=epoch)
 
 
 def plant_s12_after_the_end(built: EvidenceBuilder) -> None:
@@ -534,6 +551,7 @@ PLANTED: list[tuple[str, int, Callable[[EvidenceBuilder], None]]] = [
     ("S12", 1, plant_s12_lie),
     ("S12", 1, plant_s12_denied),
     ("S12", 1, plant_s12_elsewhere),
+    ("S12", 1, plant_s12_beyond),
     ("S12", 1, plant_s12_after_the_end),
     ("S13", 1, plant_s13),
     ("S13", 1, plant_s13_crash),
