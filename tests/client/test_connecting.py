@@ -232,6 +232,7 @@ def test_a_producer_that_failed_for_good_is_replaced(embedded: EmbeddedTestClust
         assert places(collect(consumer, 2)) == [(0, 0), (0, 1)]
 
 
+@pytest.mark.new_client
 def test_questions_about_a_refused_position_do_not_delay_the_loop(
     embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
