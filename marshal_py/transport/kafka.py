@@ -542,18 +542,19 @@ class KafkaReader:
                 self._assigned = None
 
     def _client(self, near: bool) -> _RangeClient:
-        found = self._clients.get(near)
-        if found is None:
-            found = _RangeClient(settings.create_client(Consumer, self._configurations[near]), set())
-            self._clients[near] = found
-        return found
+        return self._clients.get(near) or self._created(near)
+
+    def _created(self, near: bool) -> _RangeClient:
+        created = _RangeClient(settings.create_client(Consumer, self._configurations[near]), set())
+        self._clients[near] = created
+        return created
 
     def _renewed(self, near: bool, at: Mapping[TopicPartition, int]) -> Consumer:
         """Returns another client, which goes on where the present one is: that may know the topic from before it was
         created again, and would wait without end (KafkaSource._replace_client)."""
-        old = self._clients.pop(near).consumer
+        old = self._clients[near].consumer
         reached = old.position([KafkaPartition(*tp) for tp in at])
-        consumer = self._assigned = self._client(near).consumer
+        consumer = self._assigned = self._created(near).consumer
         starts = zip(reached, at.values(), strict=True)
         consumer.assign([KafkaPartition(one.topic, one.partition, max(one.offset, start)) for one, start in starts])
         old.close()
@@ -600,9 +601,9 @@ class KafkaReader:
             if found:
                 deadline, renew_at = time.monotonic() + timeout_s, math.inf
                 yield found
-            elif time.monotonic() >= renew_at:
+            elif at and time.monotonic() >= renew_at:
                 consumer, renew_at = self._renewed(near, at), math.inf
-            elif time.monotonic() >= deadline:
+            elif at and time.monotonic() >= deadline:
                 tp = next(iter(at))
                 reason = self._errors.reason("no answer in time")
                 raise ClusterUnreachable(self._servers, f"messages of {tp} up to {ends[tp]}", reason)
