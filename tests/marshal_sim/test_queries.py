@@ -28,6 +28,12 @@ def test_queries_lose_nothing_and_follow_the_rules_of_every_member(queries: int,
     assert sum(result.deliveries for result in results) > 500 // part
 
 
+def test_an_outage_of_brokers_ends_no_query() -> None:
+    """V6: in these runs the log did not accept a batch's positions for longer than Spark's call waits for it."""
+    ended = [simulate(seed, Options(queries=2)) for seed in (70063, 70067)]
+    assert [(result.seed, result.violations) for result in ended if result.violations] == []
+
+
 def test_every_way_through_a_batch_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch is replayed whole, in part and after a wait, and reported by its process and by a later one."""
     seen: Counter[str] = Counter()

@@ -595,6 +595,18 @@ def test_a_planted_violation_is_found(invariant: str, mode: int, plant: Callable
     assert invariant in built.found()
 
 
+def test_a_query_has_no_limit_of_deliveries() -> None:
+    """S16: it writes no dead letters (D15), also where other consumers of its group do."""
+    built = EvidenceBuilder()
+    built.evidence.deliveries_max = 1
+    built.deliver(0, 5, -1)
+    successor = built.takeover(10 + 2 * INTERVAL)
+    built.deliver(0, 4_100, -1, epoch=successor, instance=TWO, client=1)
+    assert "S16" in built.found()
+    built.evidence.queries[1] = "two"
+    assert "S16" not in built.found()
+
+
 def progress(built: EvidenceBuilder, **changed: Any) -> set[str]:
     demands = Demands(INTERVAL, 10, 60_000, (), (("t", 0),), {GROUP: ("t",)}, False)._replace(**changed)
     return {finding.invariant for finding in judge_liveness(demands, judge(built.evidence).history)}

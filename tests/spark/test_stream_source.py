@@ -14,6 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles, Rea
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from marshal_py.errors import (
+    AckNotConfirmed,
     ClusterUnreachable,
     GroupDeleted,
     InvalidOption,
@@ -683,6 +684,28 @@ def test_a_cluster_that_does_not_answer_is_waited_for(make_topic: MakeTopic, mon
     query.reader.prepareForTriggerAvailableNow()
     with pytest.raises(ClusterUnreachable):
         query.turn()
+    query.reader.stop()
+
+
+def test_a_log_that_does_not_accept_the_positions_ends_no_query(
+    make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V6: in an outage Spark's next call waits some seconds for the log, and the query continues."""
+    orders = make_topic(1)
+    orders.fill(3)
+    query = Query(orders)
+    query.turn()
+    orders.fill(3)
+
+    def silent() -> Any:
+        raise AckNotConfirmed(orders.group, (f"{orders.topic}:0@2",), 10.0, "an outage")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(query.member.ranges, "flushing", silent)
+        assert query.turn()
+    query.until_idle()
+    assert sorted(query.out) == sorted(orders.written)
+    assert orders.positions() == {0: 6}
     query.reader.stop()
 
 

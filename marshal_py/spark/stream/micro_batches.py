@@ -38,7 +38,7 @@ from marshal_py.client.connection import Change, Steps
 from marshal_py.client.membership import WAIT_SLICE_S
 from marshal_py.client.planner import SETTLE_INTERVALS, Planner
 from marshal_py.client.ranges import BEGUN_KEPT, ClaimedRange, Ranges, Taken
-from marshal_py.errors import ClaimLost, MembersAlive, PartitionsUnread
+from marshal_py.errors import AckNotConfirmed, ClaimLost, MembersAlive, PartitionsUnread
 from marshal_py.protocol.claims import ClaimPhase
 from marshal_py.protocol.fold.world import Partition
 from marshal_py.protocol.member.advisory import UNCOMMITTED
@@ -412,8 +412,9 @@ class QueryPlanner:
                 self._context.changed.wait(min(WAIT_SLICE_S, left_s))
 
     def commit(self, end: End) -> None:
-        """Moves positions past the committed batch that ends at `end`, and waits for the log. After a lost claim they
-        move with the next one (`MicroBatches.settle_proven`). Raises AckNotConfirmed; they are still sent."""
+        """Moves positions past the committed batch that ends at `end`, and waits for the log, but no more than some
+        seconds: in an outage they are sent until it has them. After a lost claim they move with the next one
+        (`MicroBatches.settle_proven`)."""
         self._context.complete(self.committing(end))
 
     def committing(self, end: End) -> Steps[None]:
@@ -422,7 +423,7 @@ class QueryPlanner:
             moved = self.batches.commit(end, self._context.clock.now())
         self._ranges.alive()
         if moved and not self._ranges.at_most_once:
-            with contextlib.suppress(ClaimLost):
+            with contextlib.suppress(ClaimLost, AckNotConfirmed):  # an outage of brokers must not end the query
                 yield from self._ranges.flushing()
 
     def commit_reported(self, digest: str) -> None:
