@@ -11,6 +11,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -211,14 +212,20 @@ def test_the_program_transfers_with_a_real_consumer(tmp_path: Path) -> None:
     for told in TRANSFERS:
         cluster.put(topic, 0, json.dumps(told).encode())
     paths = [str(tmp_path / name) for name in ("from.db", "to.db")]
-    with cluster.connect() as marshal, joined(marshal, group, [topic], max_acks_pending=1) as consumer:
-        last = LastStore(paths[1])
+    with (
+        closing(Store(paths[0])) as first,
+        closing(LastStore(paths[1])) as last,
+        cluster.connect() as marshal,
+        joined(marshal, group, [topic], max_acks_pending=1) as consumer,
+    ):
         last.over = consumer._ending.request_stop
-        run(consumer, [Store(paths[0]), last])
+        run(consumer, [first, last])
         assert positions(consumer) == {0: 2}
     settle(paths, claimed(topic, b"\xff"))
     settle(paths, claimed(topic, b"\0"))  # an owner that was replaced changes nothing
-    assert [dict(Store(path).db.execute("SELECT id, cents FROM account")) for path in paths] == EXPECTED
+    for path, expected in zip(paths, EXPECTED, strict=True):
+        with closing(Store(path)) as store:
+            assert dict(store.db.execute("SELECT id, cents FROM account")) == expected
 
 
 def claimed(topic: str, incarnation: bytes) -> ClaimInfo:

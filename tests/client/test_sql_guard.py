@@ -410,7 +410,7 @@ def test_the_other_guard_is_named_for_the_other_kind_of_connection(tmp_path: Pat
                     Guard().create(awaited)
                 with pytest.raises(InvalidOption, match="use AsyncGuard"):
                     Guard().new(awaited, payment(0))
-        engine = sqlalchemy.create_engine(f"sqlite:///{file}")
+        engine = sqlalchemy.create_engine(f"sqlite:///{file}", poolclass=sqlalchemy.NullPool)
         with sqlite3.connect(file) as one, psycopg.connect(postgres) as two, engine.connect() as three:
             for plain in (one, two, three):
                 with pytest.raises(InvalidOption, match=r"that is awaited, for AsyncGuard; for this one use Guard$"):
@@ -423,7 +423,7 @@ def test_the_other_guard_is_named_for_the_other_kind_of_connection(tmp_path: Pat
 
 
 def test_an_autocommitting_engine_is_refused(tmp_path: Path) -> None:
-    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'a.db'}")
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'a.db'}", poolclass=sqlalchemy.NullPool)
     connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
     with connection, pytest.raises(InvalidOption, match="in a transaction"):
         Guard().create(connection)
