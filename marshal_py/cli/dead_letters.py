@@ -56,6 +56,22 @@ class LetterOptions(TableOptions):
         )
 
 
+class LetterRow(Struct, frozen=True):
+    """A letter in a table. `letter`: where it is, as `show` takes it."""
+
+    letter: str
+    written: object
+    key: str
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    deliveries: int
+    error: str
+    left_out: str
+    redriven: bool
+
+
 class Redriven(Struct, frozen=True):
     """What became of letters of `topic`. `before`: how many were put back earlier. `lost`: messages that are gone."""
 
@@ -132,22 +148,20 @@ def redrive(options: LetterOptions, topic: DeadLetterTopic, dry_run: DryRun = Fa
 def _show(options: TableOptions, found: list[Letter]) -> None:
     documents = list(map(_document, found)) if options.as_json else []
     columns = ("letter", "written", "group", "message", "key", "deliveries", "reason", "")
-    options.show(documents, found, Letter._fields, columns, _cells)
+    options.show(documents, map(_row, found), LetterRow.__struct_fields__, columns, _cells)
 
 
 def _document(letter: Letter) -> dict[str, object]:
     return {**letter._asdict(), "at": lines.content(letter.at)}
 
 
-def _cells(letter: Letter) -> list[object]:
-    at = letter.at
-    return [
-        f"{at.partition}@{at.offset}",
-        time_of(at.timestamp, "seconds"),
-        letter.group,
-        f"{letter.topic}:{letter.partition}@{letter.offset}",
-        lines.as_bytes(at.key).decode(errors="replace"),
-        letter.deliveries,
-        letter.error,
-        "put back" if letter.redriven else "without content" if letter.left_out else "",
-    ]
+def _row(letter: Letter) -> LetterRow:
+    at, key = letter.at, lines.as_bytes(letter.at.key).decode(errors="replace")
+    place, written = f"{at.partition}@{at.offset}", time_of(at.timestamp, "seconds")
+    return LetterRow(place, written, key, *letter[1:])
+
+
+def _cells(row: LetterRow) -> list[object]:
+    message = f"{row.topic}:{row.partition}@{row.offset}"
+    end = "put back" if row.redriven else "without content" if row.left_out else ""
+    return [row.letter, row.written, row.group, message, row.key, row.deliveries, row.error, end]

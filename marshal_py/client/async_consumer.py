@@ -36,7 +36,9 @@ from marshal_py.client.process.processing import (
     ProcessKeywords,
     Retry,
     Unkeyed,
+    check_handler_timeout,
     check_settings,
+    check_takes_one,
 )
 from marshal_py.client.receiving import Demand
 from marshal_py.client.values.info import ConsumerInfo
@@ -275,10 +277,9 @@ class AsyncConsumer(Generic[K_co, V_co]):
         """
         consumer = self._consumer
         self._arrive("process")
-        if not callable(handler):
-            raise InvalidOption("handler", handler, "a coroutine function of one message")
+        check_takes_one(handler, "a coroutine function")
         if timeout_s is not None:
-            check_timeout(timeout_s)
+            check_handler_timeout(timeout_s)
         settings = check_settings(
             consumer._receiving.driver.member.name,
             consumer._queue.options,

@@ -137,8 +137,12 @@ def test_a_plain_function_is_refused_and_loses_nothing(memory: MemoryTestCluster
 
     async def main() -> None:
         async with opened(memory, topic) as consumer:
-            with pytest.raises(InvalidOption, match="coroutine function"):
+            with pytest.raises(InvalidOption, match="coroutine function of one message"):
                 consumer.process(5)  # type: ignore[arg-type]
+            with pytest.raises(InvalidOption, match="coroutine function of one message"):
+                consumer.process(main)  # type: ignore[arg-type]
+            with pytest.raises(InvalidOption, match=r"timeout_s=0.*above 0"):
+                consumer.process(asyncio.sleep, timeout_s=0)  # type: ignore[arg-type]
             work = consumer.process(lambda message: None)  # type: ignore[arg-type, return-value]
             with pytest.raises(InvalidOption, match="coroutine function"):
                 await work.wait(DEADLINE_S)

@@ -1108,7 +1108,12 @@ async def _coroutine(message: Message) -> None: ...
         ({"batch": 100}, r"batch=100.*Batches\(100, wait_s=0.1\)"),
         ({"handler": _coroutine}, "handler"),
         ({"handler": None}, "handler"),
+        ({"handler": lambda: None}, "handler.*a function of one message"),
+        ({"handler": Journal.handled}, "handler.*a function of one message"),
         ({"timeout_s": 3}, "timeout_s"),
+        ({"timeout_s": 0, "executor": "processes"}, "timeout_s=0.*above 0"),
+        ({"unkeyed": "ordered", "order": "partition"}, "unkeyed"),
+        ({"after_dead_letter": "key", "order": None}, "after_dead_letter"),
     ],
 )
 def test_bad_input_is_refused(memory: MemoryTestCluster, given: dict[str, Any], names: str) -> None:

@@ -251,7 +251,13 @@ def test_an_outcome_that_is_not_retried_ends_it_and_acks_the_others_of_other_lan
 
 @pytest.mark.parametrize(
     ("given", "names"),
-    [((0,), "size=0"), ((True,), "size=True"), ((5, -1), "wait_s=-1"), ((10_001,), "from 1 to 10000")],
+    [
+        ((0,), "size=0"),
+        ((True,), "size=True"),
+        ((5, -1), "wait_s=-1"),
+        ((10_001,), "from 1 to 10000"),
+        ((5, float("inf")), "wait_s"),
+    ],
 )
 def test_bad_bounds_of_a_list_are_refused(given: tuple[Any, ...], names: str) -> None:
     with pytest.raises(InvalidOption, match=names):

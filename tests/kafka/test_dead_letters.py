@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -82,6 +83,10 @@ def test_letters_are_listed_and_chosen(place: Place) -> None:
     assert f"{place.orders}:1@1" in listed
     assert "no amount" in listed
     assert [one["at"]["value"] for one in place.listed("--key", "1")] == ["1"]
+    heads, line = place.shell.run("dead-letters", "ls", place.dlq, "--key", "1", "-o", "wide").stdout.splitlines()
+    assert heads.split()[:3] == ["letter", "written", "key"]
+    assert re.fullmatch(r"0@\d+", line.split()[0]), "what `show` takes"
+    assert "no amount" in line
 
 
 def test_one_letter_is_shown_whole(place: Place) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 import marshal_py
-from marshal_py import Message
+from marshal_py import Batches, Message, Retry
 from tests.support.client_fixtures import DEADLINE_S, until
 from tests.support.guides import KEYS, MESSAGES, VALUES, Place, guide
 from tests.support.pages import Enough, Some, Stop, call, run
@@ -281,19 +281,38 @@ def in_lists(at: Place) -> None:
 
 
 @guide("docs/process.md", 2)
+def in_lists_of_effects(at: Place) -> None:
+    """The first message of a key fails once. Behind it nothing of the key is done before it comes again."""
+    at.fill(2)
+    done, failed = list[bytes](), threading.Event()
+
+    def attempt(message: Message) -> ConnectionError | None:
+        if message.value == b"0" and not failed.is_set():
+            failed.set()
+            return ConnectionError()
+        done.append(message.value or b"")
+        return None
+
+    write = at.run("docs/process.md", 2, attempt=attempt)["write"]
+    with at.consumer() as consumer, consumer.process(write, batch=Batches(MESSAGES), retry=Retry(0.01)):
+        at.cluster.run_until(lambda: len(done) >= MESSAGES)
+    assert (sorted(done), at.acked()) == (sorted(VALUES), MESSAGES)
+
+
+@guide("docs/process.md", 3)
 def in_spans(at: Place) -> None:
     at.fill(2)
     with at.consumer() as consumer:
         stop = Stop(consumer, MESSAGES)
-        at.run("docs/process.md", 2, consumer=consumer, charge=lambda message: stop.count())
+        at.run("docs/process.md", 3, consumer=consumer, charge=lambda message: stop.count())
     assert at.acked() == MESSAGES
 
 
-@guide("docs/process.md", 4)
+@guide("docs/process.md", 5)
 def in_worker_processes(at: Place) -> None:
     """A process with worker processes, which a signal ends."""
     at.fill(2)
-    (at.folder / "seals.py").write_text(at.block("docs/process.md", 4), encoding="utf-8")
+    (at.folder / "seals.py").write_text(at.block("docs/process.md", 5), encoding="utf-8")
     with at.process(["seals.py"]) as running:
         until(lambda: running.poll() is not None or len(list(at.folder.glob("?-?"))) == MESSAGES, "all are sealed")
         running.send_signal(signal.SIGTERM)
@@ -302,10 +321,10 @@ def in_worker_processes(at: Place) -> None:
     assert at.acked() == MESSAGES
 
 
-@guide("docs/process.md", 5)
+@guide("docs/process.md", 6)
 def each_effect_once_in_parallel(at: Place) -> None:
     """A process, which a signal ends."""
-    _each_effect_once(at, "docs/process.md", 5)
+    _each_effect_once(at, "docs/process.md", 6)
 
 
 @guide("docs/acks.md", 4)

@@ -42,7 +42,7 @@ def free_port() -> int:
 # --- the asynchronous programs of docs/consumer.md, docs/process.md, docs/acks.md and examples/
 
 
-@guide("docs/process.md", 3)
+@guide("docs/process.md", 4)
 def in_parallel_with_asyncio(at: Place) -> None:
     """Several handlers are in flight at once; one that fails gets its message again."""
     at.fill(2)
@@ -71,7 +71,7 @@ def in_parallel_with_asyncio(at: Place) -> None:
                     if len(done) == MESSAGES + 1:
                         consumer._ending.request_stop()
 
-            block = at.block("docs/process.md", 3)
+            block = at.block("docs/process.md", 4)
             await asyncio.wait_for(
                 run_awaiting(block, "docs/process.md", consumer=consumer, session=Session()), DEADLINE_S
             )
@@ -206,20 +206,20 @@ def tests_of_a_service(at: Place) -> None:
 # --- the keys of docs/process.md, docs/direct-get.md, the history of docs/operations.md
 
 
-@guide("docs/process.md", 7)
+@guide("docs/process.md", 8)
 def a_key_of_a_subject(at: Place) -> None:
     at.cluster.create_topic(at.topic, 2)
     producer = Producer({"bootstrap.servers": at.servers})
-    at.run("docs/process.md", 7, producer=producer, value=b"7")
+    at.run("docs/process.md", 8, producer=producer, value=b"7")
     assert producer.flush(DEADLINE_S) == 0
     with at.marshal.topic(at.topic) as orders:
         assert orders["42.eu"].value == b"7"
 
 
-@guide("docs/process.md", 6)
+@guide("docs/process.md", 7)
 def one_message_at_a_time(at: Place) -> None:
     at.cluster.create_topic(at.topic)
-    with at.run("docs/process.md", 6, marshal=at.marshal)["consumer"] as consumer:
+    with at.run("docs/process.md", 7, marshal=at.marshal)["consumer"] as consumer:
         at.cluster.run_until(lambda: consumer.cached_info().claims)
         at.cluster.produce_many(at.topic, VALUES)
         for value in VALUES:

@@ -112,8 +112,8 @@ def _cluster(options: CommonOptions) -> Iterator[tuple[dict[str, Any], str, str]
     admin = KafkaTransport(settings, options.timeout).admin()
     if "create_topic" not in admin.capabilities:
         raise output.CommandFailed(
-            "clients of an embedded broker cannot create topics: leave out --bootstrap-servers, and the demo runs "
-            "a broker of its own"
+            "clients of an embedded broker cannot create topics: leave out --bootstrap-servers, and unset "
+            "MARSHAL_BOOTSTRAP_SERVERS; the demo runs a broker of its own"
         )
     admin.topic_admin().create(topic, PARTITIONS, None, {}, False)
     output.say(f"cluster {settings['bootstrap.servers']}, topic {topic}")

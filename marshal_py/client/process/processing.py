@@ -138,6 +138,7 @@ WINDOW_MAX: Final = 100_000
 WORKERS: Final = 16  # threads, by default
 WORKERS_MAX: Final = 10_000
 BATCH_MAX: Final = 10_000  # messages: more take longer to handle than to fetch
+BATCH_WAIT_S_MAX: Final = 3_600.0
 TIMEOUT_S_MAX: Final = 2_000_000.0  # of a handler, 23 days: poll() takes no more milliseconds
 
 Executor = Literal["threads", "processes"]
@@ -155,7 +156,7 @@ class Batches:
 
     def __post_init__(self) -> None:
         _check_count("size", self.size, BATCH_MAX)
-        check_timeout(self.wait_s, option="wait_s")
+        _check("wait_s", self.wait_s, 0.0, BATCH_WAIT_S_MAX)
 
 
 Outcomes = Sequence[BaseException | None] | None
@@ -216,6 +217,12 @@ def check_settings(
     _check_choice("order", order, ("key", "partition", None))
     _check_choice("unkeyed", unkeyed, ("parallel", "ordered"))
     _check_choice("after_dead_letter", after_dead_letter, ("continue", "key"))
+    if order != "key" and unkeyed == "ordered":
+        raise InvalidOption("unkeyed", unkeyed, 'left out, or together with order="key"')
+    if order is None and after_dead_letter == "key":
+        raise InvalidOption(
+            "after_dead_letter", after_dead_letter, "left out: with order=None no message follows another"
+        )
     if key is not None and (order != "key" or not callable(key)):
         raise InvalidOption("key", key, 'a function of a message that returns its key, together with order="key"')
     if retry is not None and not isinstance(retry, Retry):
@@ -232,10 +239,24 @@ def check_settings(
     return Settings(workers, order, key, unkeyed, retry, kinds, after_dead_letter, window, deliveries, batch)
 
 
+def check_takes_one(handler: object, kind: str = "a function") -> None:
+    """Raises InvalidOption if it cannot be called with one message. `kind`: what it must be."""
+    rule = f"{kind} of one message, or with batch= of a list of them"
+    if not callable(handler):
+        raise InvalidOption("handler", handler, rule)
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):  # what is not written in Python may not tell
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise InvalidOption("handler", handler, rule) from error
+
+
 def check_handler(handler: object) -> None:
     """Raises InvalidOption if no thread and no process can call it."""
-    if not callable(handler):
-        raise InvalidOption("handler", handler, "a function of one message, or with batch= of a list of them")
+    check_takes_one(handler)
     check_plain("handler", handler, AWAIT_IT)
 
 
@@ -250,9 +271,15 @@ def check_executor(executor: Executor, timeout_s: float | None) -> None:
             " see handler_timeout_s"
         )
         raise InvalidOption("timeout_s", timeout_s, rule)
-    check_timeout(timeout_s)
-    if math.inf > timeout_s > TIMEOUT_S_MAX:
-        raise InvalidOption("timeout_s", timeout_s, f"a number of seconds up to {TIMEOUT_S_MAX:g}, or None")
+    check_handler_timeout(timeout_s)
+
+
+def check_handler_timeout(timeout_s: float) -> None:
+    """Raises InvalidOption if no handler can be given so long."""
+    rule = f"a number of seconds above 0, up to {TIMEOUT_S_MAX:g}, or None"
+    check_timeout(timeout_s, rule)
+    if timeout_s == 0 or math.inf > timeout_s > TIMEOUT_S_MAX:
+        raise InvalidOption("timeout_s", timeout_s, rule)
 
 
 def _check_count(name: str, value: object, most: int) -> None:
