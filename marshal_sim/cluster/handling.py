@@ -91,6 +91,10 @@ def draw_settings(environment: ClientEnvironment, number: int, driver: ConsumerD
     order, unkeyed = ORDERS[int(rng.random() * len(ORDERS))], UNKEYED[int(rng.random() * len(UNKEYED))]
     workers, window = WORKERS_LEAST + int(rng.random() * WORKERS_MORE), WINDOWS[int(rng.random() * len(WINDOWS))]
     after = AFTER_DEAD_LETTER[int(rng.random() * len(AFTER_DEAD_LETTER))]
+    if order != "key":
+        unkeyed = "parallel"  # the others go together with lanes of keys, or of anything
+    if order is None:
+        after = "continue"
     evidence = environment.evidence
     evidence.lanes[number] = _lane_of(order, unkeyed)
     evidence.workers[number] = min(workers, evidence.workers.get(number, workers))
