@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from confluent_kafka import Producer
 
 import marshal_py
 from marshal_py.client.driver import loop
-from marshal_py.errors import HistoryRestarted, HistoryTruncated
+from marshal_py.errors import ClusterUnreachable, HistoryRestarted, HistoryTruncated
 from marshal_py.protocol import duties
 from marshal_py.protocol.fold.snapshot import CHUNK_BYTES
 from marshal_py.protocol.wire import codec
@@ -55,7 +56,14 @@ class CoordinationLog:
         )
 
     def bounds(self) -> Bounds:
-        return self.admin.bounds([self.tp])[self.tp]
+        """Also from a broker that has just been started again, whose partitions have no leaders at first."""
+
+        def ask() -> Bounds | None:
+            with contextlib.suppress(ClusterUnreachable):
+                return self.admin.bounds([self.tp])[self.tp]
+            return None
+
+        return until(ask, "the log has a leader")
 
     def grow(self, records: int) -> int:
         """Appends Notes without a meaning. Returns the new end of the log."""
