@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 import marshal_py
-from marshal_py import Batches, Message, Retry
+from marshal_py import Batches, Message, Reject, Retry
 from tests.support.client_fixtures import DEADLINE_S, until
 from tests.support.guides import KEYS, MESSAGES, VALUES, Place, guide
 from tests.support.pages import Enough, Some, Stop, call, run
@@ -282,21 +282,27 @@ def in_lists(at: Place) -> None:
 
 @guide("docs/process.md", 2)
 def in_lists_of_effects(at: Place) -> None:
-    """The first message of a key fails once. Behind it nothing of the key is done before it comes again."""
+    """The first messages of a key and without a key fail once, and that of another key for good. Nothing behind them is
+    done twice, and nothing is passed over."""
     at.fill(2)
-    done, failed = list[bytes](), threading.Event()
+    for value in (b"no key", b"no key either"):
+        at.cluster.produce(at.topic, value, partition=0)
+    done, failing, count = list[bytes](), {b"0", b"no key"}, MESSAGES + 2
 
-    def attempt(message: Message) -> ConnectionError | None:
-        if message.value == b"0" and not failed.is_set():
-            failed.set()
+    def attempt(message: Message) -> Exception | None:
+        value = message.value or b""
+        if value in failing:
+            failing.remove(value)
             return ConnectionError()
-        done.append(message.value or b"")
+        if value == b"1":
+            return Reject("never")
+        done.append(value)
         return None
 
     write = at.run("docs/process.md", 2, attempt=attempt)["write"]
-    with at.consumer() as consumer, consumer.process(write, batch=Batches(MESSAGES), retry=Retry(0.01)):
-        at.cluster.run_until(lambda: len(done) >= MESSAGES)
-    assert (sorted(done), at.acked()) == (sorted(VALUES), MESSAGES)
+    with at.consumer() as consumer, consumer.process(write, batch=Batches(count), retry=Retry(0.01)):
+        at.cluster.run_until(lambda: at.acked() == count)
+    assert sorted(done) == sorted({*VALUES, b"no key", b"no key either"} - {b"1"})
 
 
 @guide("docs/process.md", 3)
