@@ -84,8 +84,9 @@ package: $(TEST_STAMP)
 	$(BIN)/python -m tests.support.package dist
 	$(BIN)/kubernetes-validate --strict deploy/kubernetes/consumer.yaml deploy/kubernetes/exporter.yaml
 
-# In build/lowest, without what needs Kafka or Spark: make lowest ARGS=tests/spark/test_query.py runs that. It leaves out what is
-# marked with `new_client`: the embedded broker of the oldest confluent-kafka can neither cut a log nor refuse a request.
+# In build/lowest, without what needs Kafka or Spark: make lowest ARGS=tests/spark/test_query.py runs that. It leaves out
+# what is marked with `new_client`: the embedded broker of the oldest confluent-kafka can neither cut a log nor refuse a
+# request.
 LOWEST := build/lowest
 lowest: $(TEST_STAMP)
 	mkdir -p build
