@@ -148,7 +148,7 @@ def state(
     "oldest" is the age of the oldest message that waits, for a client that may read the topic. A lag of - is
     unknown: the topic is gone or was created again, the partition has no position yet, the position lies beyond the
     end, or records were lost. With --lag --since it shows the lag over time, also of a dump. --lag of all groups
-    has a line for each; "last progress" is when a position last moved, - if not in the last minute.
+    has a line for each; "last progress" is when a position last moved, - if not in the minute or more that was read.
     """
     chosen = [one for one, wanted in zip(_VIEWS, (lag, members, settings, as_csv), strict=True) if wanted]
     if len(chosen) > 1:

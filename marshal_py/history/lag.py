@@ -156,6 +156,7 @@ def _lag(
 
 WINDOW_MS: Final = 60_000  # long enough to even out batches, short enough to be current
 LOOK_MS: Final = 1_000  # so far apart looks the pace at a world: a look costs as much as some records
+SPARSE: Final = 8  # looks before the time of which speed counts are this part of the time until then apart
 SAMPLE_MS: Final = 5_000  # of the speed: 13 samples per partition, because there may be thousands of partitions
 
 
@@ -177,7 +178,8 @@ class _Seen(Struct, gc=False):
 
 class Pace:
     """Knows how fast the owners of partitions get on, and since when they do not: by looks at the worlds of the logs
-    while these are read, so to within LOOK_MS. What was so at the first look was so since then."""
+    while these are read, so to within LOOK_MS, and what is longer ago to within a SPARSE-th of that. What was so at
+    the first look was so since then."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[TopicPartition, _Seen]] = {}  # by group
@@ -186,11 +188,11 @@ class Pace:
         self._unseen: dict[int, tuple[World, int]] = {}  # by log: read since the last look, and the newest timestamp
 
     def read(self, world: World, time_ms: int, since_ms: int = 0) -> None:
-        """Looks at a world, if it is time. `time_ms`: of the record that was folded last. Between the first record and
-        `since_ms` it does not look."""
+        """Looks at a world, if it is time. `time_ms`: of the record that was folded last. `since_ms`: of which speed
+        counts; before it there are fewer looks."""
         due_ms = self._due_ms.get(world.log)
         if due_ms is None or time_ms >= due_ms:
-            self._due_ms[world.log] = max(time_ms + LOOK_MS, since_ms)
+            self._due_ms[world.log] = time_ms + max(LOOK_MS, (since_ms - time_ms) // SPARSE)
             self._unseen.pop(world.log, None)
             self._look(world, time_ms)
         else:
@@ -251,10 +253,10 @@ class Pace:
     def per_second(self, group: str, tp: TopicPartition, now_ms: int) -> float:
         """Returns messages per second over the last WINDOW_MS; 0 if the position did not move."""
         known = self._seen.get(group, {}).get(tp)
-        if known is None:
+        if known is None or known.samples[-2] < now_ms - WINDOW_MS:
             return 0.0
         samples = known.samples
-        at = next((at for at in range(0, len(samples), 2) if samples[at] >= now_ms - WINDOW_MS), len(samples) - 2)
+        at = next(at for at in range(0, len(samples), 2) if samples[at] >= now_ms - WINDOW_MS)
         elapsed_ms = now_ms - samples[at]
         return 1000 * (known.position - samples[at + 1]) / elapsed_ms if elapsed_ms > 0 else 0.0
 

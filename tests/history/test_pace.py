@@ -63,6 +63,8 @@ def test_the_rate_of_a_stopped_partition_falls_to_zero() -> None:
     assert log.per_second() == 100.0
     assert log.per_second(10_000) == 50.0
     assert log.per_second(WINDOW_MS + 1) == 0.0
+    log.after(4_000, Heartbeat(session, 2, (ClaimState(epoch, 1_900),)))
+    assert log.per_second(WINDOW_MS + 1) == 0.0, "also if it moved on after the last sample"
 
 
 def test_a_move_is_no_consumption() -> None:
@@ -124,13 +126,28 @@ def test_since_when_handlers_finish_nothing() -> None:
     assert log.pace.since(group) == log.pace.blocked(group) == {}
 
 
-def test_between_the_first_record_and_a_time_nothing_is_looked_at() -> None:
+def test_the_longer_ago_the_fewer_looks() -> None:
+    """A reader that begins at an old snapshot knows since when nothing moves, and does not look a thousand times."""
     book = DifferentialLog()
     session, epoch = book.owner()
+    looks = []
+
+    class Counted(Pace):
+        def _look(self, world: World, now_ms: int) -> None:
+            looks.append(now_ms)
+            super()._look(world, now_ms)
+
     log = Timed(book)
-    for number in range(1, 100):
-        log.now_ms += 100
-        book.must(Heartbeat(session, number, (ClaimState(epoch, 100 + number),)))
+    log.pace = Counted()
+    for number in range(1, 3_601):
+        log.now_ms += 1_000
+        book.must(Heartbeat(session, number, (ClaimState(epoch, 100 + min(number, 600), in_flight=1),)))
         rationalizer.apply(log.world, log.world.next_offset, book.values[log.world.next_offset])
-        log.pace.read(log.world, log.now_ms, since_ms=9_000)
-    assert len(log.pace._seen[GROUP][TP].samples) == 2 * 2, "the first look, and one of the last second"
+        log.pace.read(log.world, log.now_ms, since_ms=3_540_000)
+    log.pace.catch_up()
+    group = log.world.groups[GROUP]
+    assert len(looks) < 150
+    assert len([at_ms for at_ms in looks if at_ms >= 3_540_000]) == 61
+    for since_ms in (log.pace.moved_ms(GROUP), log.pace.since(group)[TP], log.pace.blocked(group)[TP]):
+        assert since_ms is not None
+        assert 600_000 <= since_ms <= 600_000 + 3_000_000 // 8, "ten minutes after it began nothing moved any more"
