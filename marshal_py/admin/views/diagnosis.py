@@ -129,8 +129,9 @@ def _live(groups: Iterable[Group], silent: Collection[tuple[str, int]]) -> list[
 
 
 def of_replicas(found: Collection[Replicas], least: int) -> Iterator[Check]:
-    """Yields a check if partitions of the coordination topic lack replicas in sync. `least`: of them, for a write."""
-    if short := sum(one.leader < 0 or len(one.in_sync) < least for one in found):
+    """Yields a check if partitions of the coordination topic lack replicas in sync. `least`: of them, for a write; of
+    fewer replicas Kafka wants all (since 3.7)."""
+    if short := sum(one.leader < 0 or len(one.in_sync) < min(least, len(one.all)) for one in found):
         text = f"{short} of {len(found)} partitions take no records: they have no leader, or fewer than "
         text += f"min.insync.replicas={least} in sync; the consumers of their groups deliver nothing"
         yield Check("replicas", "fail", text, "start the brokers that are down: see their logs, and their disks")
