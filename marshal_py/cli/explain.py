@@ -101,6 +101,7 @@ class GroupChange(Struct, frozen=True):
     settings: dict[str, dict[str, Any]]
     records: dict[str, int]
     notable: list[RecordLine]
+    notices: list[str]
 
 
 class Divergence(Struct, frozen=True):
@@ -216,10 +217,7 @@ def _explain(options: ReadTableOptions, group: str, partition: str, cut: Cut, be
         raise typer.BadParameter(f"{partition!r} is not TOPIC:PARTITION")
     tp = TopicPartition(topic, int(number))
     found, began_at, way_back = _find(options, group, tp, cut, begin, count)
-    notices: tuple[str, ...] = ()
-    if cut == Cut() and options.dump is None:
-        with options.watch(group, states=True) as watch:
-            notices = watch.states()[0].notices
+    notices = _notices(options, group, cut)
     if not options.for_people:
         lines = [_line(line) for line in found.lines]
         options.show(
@@ -244,6 +242,14 @@ def _explain(options: ReadTableOptions, group: str, partition: str, cut: Cut, be
         return
     for line in (*_sentences(group, found, began_at, way_back), *(f"! {notice}" for notice in notices)):
         print(line)
+
+
+def _notices(options: ReadOptions, group: str, cut: Cut) -> list[str]:
+    """Returns what is wrong with the group, if the question is about the present of a cluster."""
+    if cut != Cut() or options.dump is not None:
+        return []
+    with options.watch(group, states=True) as watch:
+        return list(watch.states()[0].notices)
 
 
 def _sentences(group: str, found: Explanation, began_at: int, way_back: str) -> Iterator[str]:
@@ -273,6 +279,7 @@ def _diff(options: ReadTableOptions, group: str, earlier: Cut, later: Cut) -> No
     if not found.records:
         _known(group, options)  # else nothing happened between them
     _check_end(later, found.to_offset)
+    notices = _notices(options, group, later)
     if not options.for_people:
         notable = [_line(line) for line in found.notable]
         options.show(
@@ -289,6 +296,7 @@ def _diff(options: ReadTableOptions, group: str, earlier: Cut, later: Cut) -> No
                 settings={key: {"from": old, "to": new} for key, (old, new) in found.settings.items()},
                 records=dict(found.records),
                 notable=notable,
+                notices=notices,
             ),
             notable,
             RecordLine.__struct_fields__,
@@ -308,6 +316,8 @@ def _diff(options: ReadTableOptions, group: str, earlier: Cut, later: Cut) -> No
         print(_text(line))
     for kind, count in found.records.items():
         print(f"{count} x {kind}")
+    for notice in notices:
+        print(f"! {notice}")
 
 
 def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord], as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -114,3 +115,14 @@ def test_doctor_says_of_the_group_that_it_is_asked_about_that_nobody_is_there(
 ) -> None:
     desk.cluster.connect("admin").create_group(GROUP, GroupConfig(policy="balanced"))
     assert "no live session" in said(Scene(desk.cluster, None), "doctor", monkeypatch)
+
+
+def test_what_changed_in_a_group_comes_with_what_is_wrong_now(desk: Desk) -> None:
+    cluster = desk.cluster
+    consumer = cluster.connect("one").consumer(GROUP, [TOPIC])
+    cluster.run_until(lambda: len(consumer.cached_info().claims) == PARTITIONS)
+    cluster._run(lambda: cluster.group(GROUP).pause(60))
+    *_, last = desk.run("explain", GROUP, "--since", "0").stdout.splitlines()
+    assert last.startswith("! the group is paused "), last
+    assert json.loads(desk.run("explain", GROUP, "--since", "0", "--json").stdout)["notices"] == [last[2:]]
+    assert "! " not in desk.run("explain", GROUP, "--since", "0", "--at", "3").stdout, "then it was not"
