@@ -272,7 +272,7 @@ class Watch:
             told = (
                 (*judged.deaths, *judged.findings, *judged.held_up, *judged.slow, *near),
                 judged.causes,
-                judged._replace(near=near).notices(group.name),
+                judged.notices(group.name, near),
             )
             moved_ms = pace.moved_ms(group.name)
             yield health.group_health(group, *told, signs_ms, pause, self.tally(group.name), rows, moved_ms, now_ms)
@@ -361,13 +361,12 @@ class Judgement(NamedTuple):
     deaths: tuple[Check, ...]
     held_up: tuple[Check, ...]
     slow: tuple[Check, ...]
-    near: tuple[Check, ...] = ()  # their retention, by the rows of this tick
 
-    def notices(self, group: str) -> tuple[str, ...]:
-        """Returns it in words, for who knows which group it is."""
+    def notices(self, group: str, near: Iterable[Check]) -> tuple[str, ...]:
+        """Returns it in words, for who knows which group it is, with what is `near`, which each tick tells anew."""
         deaths, *others = (
             [f"{one.found}; {one.advice}" for one in each if one.level != "ok"]
-            for each in (self.deaths, self.near, self.held_up, self.slow)
+            for each in (self.deaths, near, self.held_up, self.slow)
         )
         return tuple(text.removeprefix(f"{group!r}: ") for text in chain(deaths, map(str, self.causes), *others))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from msgspec import Struct
@@ -21,6 +21,7 @@ LS_EXAMPLE: Final = output.example("marshal dead-letters ls dlq.orders --group b
 SHOW_EXAMPLE: Final = output.example("marshal dead-letters show dlq.orders 0@17")
 REDRIVE_EXAMPLE: Final = output.example("marshal dead-letters redrive dlq.orders --group billing --dry-run")
 PrintedLetter: Final = with_fields("PrintedLetter", Letter, at=lines.PrintedMessage)
+ROW_FIELDS: Final = ("letter", "written", "key", *Letter._fields[1:])  # `letter`: where it is, as `show` takes it
 
 app: Final = typer.Typer(
     help="Dead letters: list, show, put their messages back.", no_args_is_help=True, rich_markup_mode=None
@@ -54,22 +55,6 @@ class LetterOptions(TableOptions):
             and (until_ms is None or letter.at.timestamp < until_ms)
             and (self.of_key is None or letter.at.key == self.of_key.encode())
         )
-
-
-class LetterRow(Struct, frozen=True):
-    """A letter in a table. `letter`: where it is, as `show` takes it."""
-
-    letter: str
-    written: object
-    key: str
-    group: str
-    topic: str
-    partition: int
-    offset: int
-    deliveries: int
-    error: str
-    left_out: str
-    redriven: bool
 
 
 class Redriven(Struct, frozen=True):
@@ -112,7 +97,8 @@ def show(
         output.print_json(_document(found[0]))
         return
     given_up = f"group {found[0].group} gave {found[0].topic}:{found[0].partition}@{found[0].offset} up"
-    print(f"{given_up} at delivery {found[0].deliveries}: {found[0].error}{' (put back)' * found[0].redriven}")
+    error = output.printable(found[0].error)
+    print(f"{given_up} at delivery {found[0].deliveries}: {error}{' (put back)' * found[0].redriven}")
     show_message(found[0].at)
 
 
@@ -148,20 +134,20 @@ def redrive(options: LetterOptions, topic: DeadLetterTopic, dry_run: DryRun = Fa
 def _show(options: TableOptions, found: list[Letter]) -> None:
     documents = list(map(_document, found)) if options.as_json else []
     columns = ("letter", "written", "group", "message", "key", "deliveries", "reason", "")
-    options.show(documents, map(_row, found), LetterRow.__struct_fields__, columns, _cells)
+    options.show(documents, map(_row, found), ROW_FIELDS, columns, _cells)
 
 
 def _document(letter: Letter) -> dict[str, object]:
     return {**letter._asdict(), "at": lines.content(letter.at)}
 
 
-def _row(letter: Letter) -> LetterRow:
+def _row(letter: Letter) -> dict[str, Any]:
     at, key = letter.at, lines.as_bytes(letter.at.key).decode(errors="replace")
     place, written = f"{at.partition}@{at.offset}", time_of(at.timestamp, "seconds")
-    return LetterRow(place, written, key, *letter[1:])
+    return dict(zip(ROW_FIELDS, (place, written, key, *letter[1:]), strict=True))
 
 
-def _cells(row: LetterRow) -> list[object]:
-    message = f"{row.topic}:{row.partition}@{row.offset}"
-    end = "put back" if row.redriven else "without content" if row.left_out else ""
-    return [row.letter, row.written, row.group, message, row.key, row.deliveries, row.error, end]
+def _cells(row: dict[str, Any]) -> list[object]:
+    letter, written, key, group, topic, partition, offset, deliveries, error, left_out, redriven = row.values()
+    end = "put back" if redriven else "without content" if left_out else ""
+    return [letter, written, group, f"{topic}:{partition}@{offset}", key, deliveries, error, end]
