@@ -302,7 +302,8 @@ def _diff(options: ReadTableOptions, group: str, earlier: Cut, later: Cut) -> No
             RecordLine.__struct_fields__,
         )
         return
-    print(f"group {group!r} from offset {found.from_offset} to {found.to_offset}")
+    start = "the beginning" if found.from_offset == NONE else f"offset {found.from_offset}"
+    print(f"group {group!r} from {start} to offset {found.to_offset}")
     for session, name in found.joined:
         print(f"+ {name} joined (session {session})")
     for session, name in found.ended:

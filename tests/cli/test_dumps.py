@@ -143,7 +143,7 @@ def test_what_a_broken_consumer_held_is_compared_with_the_log(billing: str, dump
     assert Shell("").run("explain", billing, "--at", "3", *where).exit_code == 2
     assert Shell("").run("explain", billing, "--dump", str(dumped), "--at", "3").exit_code == 2
     hour = Shell("").run("explain", billing, "--dump", str(dumped), "--since", "-1h").stdout
-    assert hour.startswith(f"group '{billing}' from offset ")
+    assert hour.startswith(f"group '{billing}' from the beginning to offset ")
     assert "nobody at none -> " in hour
     assert Shell("").run("explain", billing, "--dump", str(dumped)).stdout == hour
     kept_later = json.loads(Path(kept).read_text(encoding="utf-8"))
