@@ -126,8 +126,19 @@ class Observer:
             self._begin(log, found[log], back, at)
 
         _for_each(begin, fresh)
-        for record in self._records(found, exactly=until_ms is not None):
-            yield self._judge(record)
+        untouched, left = set(fresh), replay.ATTEMPTS
+        while True:
+            try:
+                for record in self._records(found, exactly=until_ms is not None):
+                    untouched.discard(record.log)
+                    yield self._judge(record)
+                return
+            except HistoryTruncated as error:  # by a consumer, after the log was asked where it begins
+                log, left = error.log, left - 1
+                if log not in untouched or not left:
+                    raise
+                found[log] = Bounds(self.bounds([log])[log].first, found[log].end)
+                begin(log)
 
     def _ends_of(self, group: str | None) -> dict[int, Bounds]:
         self.as_of_ms = SystemClock().now().wall_ms

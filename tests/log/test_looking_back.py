@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,3 +180,27 @@ def test_a_cut_is_made_at_a_snapshot(number: int) -> None:
         assert replay.oldest_world(log, number, root, bounds).began_at == cuts[1]
     with Observer(memory.target, LOG) as looking:
         assert offsets(looking.read(IN[number], back=True))[0] == cuts[1]
+
+
+@pytest.mark.parametrize("how", [{"back": True}, {"since_ms": 0}], ids=["back", "since"])
+def test_a_log_that_is_cut_after_its_beginning_was_found_is_begun_again(
+    monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+) -> None:
+    """N12: a running consumer deletes what is old whenever it likes, also while a command begins to read."""
+    memory = MemoryTestCluster()
+    lived(memory, 0)
+    cuts = [write_snapshot(memory, 0) for _ in range(4) if pad(memory, 0, 40)]
+    memory.truncate(LOG, 0, cuts[0])
+    begin, begun = Observer._begin, list[int]()
+
+    def cut_then(self: Observer, log: int, *given: Any) -> None:
+        begin(self, log, *given)
+        begun.append(self.worlds[log].next_offset)
+        if len(begun) == 1:
+            memory.truncate(LOG, 0, cuts[3])
+
+    monkeypatch.setattr(Observer, "_begin", cut_then)
+    with Observer(memory.target, LOG) as looking:
+        found = offsets(looking.read(IN[0], **how))
+    assert len(begun) == 2
+    assert begun[0] < begun[1] == found[0]
