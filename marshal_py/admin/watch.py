@@ -290,7 +290,8 @@ class Watch:
         assert observer is not None
         infos, ends = self._data.infos, self._data.facts.ends
         waits = {group.name: looking.waits(group, now_ms, ends) for _, group in due}
-        then = observer.ends_before(set(chain.from_iterable(waits.values())), now_ms - HANGS_MS, ends)
+        asked = set(chain.from_iterable(waits.values())) - self._data.untold
+        then = observer.ends_before(asked, now_ms - HANGS_MS, ends)
         found = []
         for log, group in due:
             gone = overview.gone(group, infos)

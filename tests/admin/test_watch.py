@@ -175,6 +175,35 @@ def test_an_outage_keeps_the_picture_and_says_since_when(scene: Scene) -> None:
     assert [group.group for group in scene.watch.groups()] == ["audit", "billing"]
 
 
+def test_a_partition_without_a_leader_hides_no_other(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner finishes nothing of what waits there, and no broker says when that was written."""
+    session, epochs = scene.own("billing", "billing-1", "orders", 2)
+    scene.fill("orders", 0, 5)
+    for sequence in (1, 2):
+        scene.now_ms += 30_000
+        scene.write(Heartbeat(session, sequence, tuple(ClaimState(epoch, 0) for epoch in epochs)), "billing")
+    scene.watch.refresh()
+    assert scene.watch.groups()[0].causes == {"hangs": 1}
+    assert scene.watch.observer is not None
+    admin, lost = scene.watch.observer.admin, TopicPartition("orders", 0)
+    told, at_time = admin.told_offsets, admin.offsets_at
+
+    def answered(tps: Any, timeout_s: float, *, first: bool = False) -> Any:
+        return told([tp for tp in tps if tp != lost], timeout_s, first=first)
+
+    def looked_up(tps: Any, time_ms: int) -> Any:
+        if lost in tps:
+            raise ClusterUnreachable("none:1", "the ends of orders:0", "no leader")
+        return at_time(tps, time_ms)
+
+    monkeypatch.setattr(admin, "told_offsets", answered)
+    monkeypatch.setattr(admin, "offsets_at", looked_up)
+    monkeypatch.setattr("marshal_py.admin.watch.FINDINGS_MS", 0)
+    scene.fill("orders", 1, 3)
+    scene.watch.refresh()
+    assert scene.watch.groups()[0].lag == 8, "the last end stays"
+
+
 def test_a_topic_that_is_gone_hides_no_other(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.own("billing", "billing-1", "orders", 1)
     scene.own("audit", "audit-1", "events", 1)
