@@ -220,7 +220,7 @@ def bundle(
     """
     settings, transport = options.settings(), options.transport()
     with Watch(options.observer, group) as watch:
-        watch.refresh()
+        watch.refresh(whole=True)
         require_group(watch.observer, group)
         (health,) = watch.groups()
     asked = Examination(options.coordination_topic, group)

@@ -73,6 +73,17 @@ def test_its_header_says_what_was_known_besides(bundle: Path) -> None:
     assert [check["name"] for check in about["checks"]][:2] == ["bundle", "cluster"]
 
 
+def test_it_knows_the_ends_of_all_partitions(
+    shell: Shell, billing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marshal_py.admin.watch.ENDS_MAX", 1)
+    path = tmp_path / "billing.bundle"
+    assert shell.run("bundle", billing, "-o", str(path)).exit_code == 0
+    with Reader(path) as reader:
+        health = reader.header.about["health"]
+    assert (health["unknown"], len(health["partitions"])) == (0, 4)
+
+
 def test_commands_read_it_as_a_dump(bundle: Path, shell: Shell) -> None:
     offline, where = Shell(""), ("--dump", str(bundle))
     live, kept = (one.json("explain", GROUP, "full:0", *more) for one, more in ((shell, ()), (offline, where)))
