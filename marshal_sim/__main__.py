@@ -11,7 +11,9 @@ import typer
 
 from marshal_sim.commands import exhaustive, mutants
 
-app: Final = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app: Final = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 app.command("mutants", epilog=mutants.EXAMPLE)(mutants.mutants)
 app.command("exhaustive", epilog=exhaustive.EXAMPLE)(exhaustive.exhaustive)
 

@@ -1,4 +1,4 @@
-"""Every example of a help text is run as it is, in a shell, with `marshal` on the path."""
+"""Examples of help texts are run as they are, in a shell, with `marshal` on the path."""
 
 from __future__ import annotations
 
