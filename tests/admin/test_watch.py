@@ -17,14 +17,13 @@ from marshal_py.transport.clock import SystemClock
 from tests.support import wire
 from tests.support.written_log import INCARNATION, WrittenLog
 
-BEGAN_MS = SystemClock().now().wall_ms - 60_000
-
 
 class Scene(WrittenLog):
-    """A log, a watch over it, and its clock, which the test moves."""
+    """A log that begins a minute ago, a watch over it, and its clock, which the test moves."""
 
     def __init__(self) -> None:
-        super().__init__(BEGAN_MS)
+        self.began_ms = SystemClock().now().wall_ms - 60_000
+        super().__init__(self.began_ms)
         self.watch = Watch(self._open)
         self.asked: list[int] = []  # how many partitions each request was for
 
@@ -98,7 +97,7 @@ def test_a_clock_that_is_wrong_makes_nobody_silent(scene: Scene) -> None:
     scene.watch.refresh()
     assert list(scene.watch.groups()[0].causes) == ["silent"]
     for wrong_ms in (-3_600_000, 3_600_000):
-        scene.now_ms = BEGAN_MS + wrong_ms
+        scene.now_ms = scene.began_ms + wrong_ms
         scene.write(Heartbeat(session, 1, (ClaimState(epochs[0], 0),)), "billing")
         scene.watch._judged.clear()
         scene.watch.refresh()

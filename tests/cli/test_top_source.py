@@ -10,11 +10,14 @@ from marshal_py.transport.clock import SystemClock
 from tests.support.written_log import WrittenLog
 
 DEADLINE_S = 60.0
-BEGAN_MS = SystemClock().now().wall_ms - 60_000
+
+
+def minute_ago_ms() -> int:
+    return SystemClock().now().wall_ms - 60_000
 
 
 def test_an_outage_keeps_the_picture_and_says_why() -> None:
-    log = WrittenLog(BEGAN_MS)
+    log = WrittenLog(minute_ago_ms())
     log.own("billing", "billing-1", "orders", 2)
     source, pictures = Source(log.observer, None, None), Queue[Seen]()
     first = source.look()
@@ -35,7 +38,7 @@ def test_an_outage_keeps_the_picture_and_says_why() -> None:
 
 
 def test_the_past_goes_forward_and_back() -> None:
-    log = WrittenLog(BEGAN_MS)
+    log = WrittenLog(minute_ago_ms())
     session, epochs = log.own("billing", "billing-1", "orders", 1)
     for sequence in range(1, 6):
         log.now_ms += 30_000
