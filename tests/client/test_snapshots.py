@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from marshal_py.client.driver import loop
 from marshal_py.client.values.options import RetentionPolicy
 from marshal_py.errors import (
+    ClusterUnreachable,
     Diverged,
     HistoryRestarted,
     HistoryTruncated,
@@ -198,9 +200,22 @@ def test_a_snapshot_of_another_incarnation(memory: MemoryTestCluster, monkeypatc
         assert marshal._loop.worlds[0].began_at == 0
 
 
-def test_a_wrong_snapshot_is_found_out(memory: MemoryTestCluster, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """N9: the older one folds to another state than the newer one holds: the reader fences."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_wrong_snapshot_is_found_out(
+    memory: MemoryTestCluster, number: int, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """N9: the older one folds to another state than the newer one holds: the reader fences, also if the cluster did not
+    answer when it was going to compare them."""
     monkeypatch.setattr(loop, "CHECK_AFTER_MS", 100)
+    find, asked = replay.find, list[bool]()
+
+    def unanswered_once(*args: Any) -> Any:
+        asked.append(True)
+        if fails and len(asked) == 1:
+            raise ClusterUnreachable("memory", "the log", "no answer in time")
+        return find(*args)
+
+    monkeypatch.setattr(replay, "find", unanswered_once)
     topic = lived(memory, number)
     older = write_snapshot(memory, number)
 
@@ -273,6 +288,72 @@ def test_truncated_while_running(memory: MemoryTestCluster, number: int) -> None
         assert reasons == ["history truncated"]
     left = [verdict.record for verdict in folded_verdicts(memory, number, at) if isinstance(verdict.record, Leave)]
     assert left[0].session == old
+
+
+def cut_unread(memory: MemoryTestCluster, number: int) -> int:
+    """Deletes records that nobody has read yet. Returns where a reader begins again."""
+    with memory.broker.lock:
+        memory.truncate(LOG, number, write_snapshot(memory, number) + 2)
+        return write_snapshot(memory, number)
+
+
+def test_truncated_while_no_consumer_is_there(memory: MemoryTestCluster, number: int) -> None:
+    """N11: the log is read again all the same, or no later consumer of this Marshal could join."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 3)
+    with memory.connect() as marshal:
+        with joined(marshal, IN[number], [topic]):
+            pass
+        at = cut_unread(memory, number)
+        until(lambda: marshal._loop.worlds[number].began_at == at, "the state comes from the snapshot")
+        with joined(marshal, IN[number], [topic]) as consumer:
+            assert places(collect(consumer, 3)) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_truncated_while_a_consumer_is_made(
+    memory: MemoryTestCluster, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N11: it joins in the state that was read again, not in the one that it was going to begin with."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 3)
+    with memory.connect() as marshal:
+        with joined(marshal, IN[number], [topic]):
+            pass
+        source = marshal.transport.source
+
+        def cut_first(*args: Any) -> Any:
+            at = cut_unread(memory, number)
+            until(lambda: marshal._loop.worlds[number].began_at == at, "the state comes from the snapshot")
+            return source(*args)
+
+        monkeypatch.setattr(marshal.transport, "source", cut_first)
+        with joined(marshal, IN[number], [topic]) as consumer:
+            assert places(collect(consumer, 3)) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_a_reading_again_that_fails(
+    memory: MemoryTestCluster, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """N11: whatever goes wrong, it is tried again; until then the thread wakes up for nobody (V10)."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 3)
+    failed, go_on, open_world = threading.Event(), threading.Event(), replay.open_world
+
+    def fails_once(*args: Any) -> World:
+        if not failed.is_set():
+            failed.set()
+            assert go_on.wait(DEADLINE_S)
+            raise RuntimeError("can't start new thread")
+        return open_world(*args)
+
+    with memory.connect() as marshal, joined(marshal, IN[number], [topic]) as consumer:
+        monkeypatch.setattr(replay, "open_world", fails_once)
+        cut_unread(memory, number)
+        assert failed.wait(DEADLINE_S)
+        assert marshal._loop.turn.deadline_ms() is None
+        go_on.set()
+        assert places(collect(consumer, 3)) == [(0, 0), (0, 1), (0, 2)]
+    assert "can't start new thread; trying again" in caplog.text
 
 
 def folded_verdicts(memory: MemoryTestCluster, number: int, first: int) -> list[Verdict]:

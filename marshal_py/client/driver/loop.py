@@ -223,6 +223,19 @@ class LogMaintenance:
         self._context.history_worker.submit(f"group {member.name}: the second fold", work, driver)
 
     def _check_start(self, world: World) -> None:
+        """Does what `_compare_start` does; again later if the cluster does not answer, or deletes records meanwhile."""
+        try:
+            self._compare_start(world)
+        except (ClusterUnreachable, HistoryTruncated) as error:
+            with self._context.lock:
+                if self._logs.worlds.get(world.log) is world:
+                    self._check_due_ms[world.log] = self._context.clock.now().mono_ms + CHECK_AFTER_MS
+            if isinstance(error, ClusterUnreachable):
+                raise
+        except CoordinationError as error:
+            self._logs.break_log(world.log, error)  # L8
+
+    def _compare_start(self, world: World) -> None:
         """Folds the older confirmed snapshot on to the one at which this process began (N9); if they differ, the log is
         broken."""
         context, at = self._context, world.began_at
@@ -234,13 +247,7 @@ class LogMaintenance:
         base = snapshot.load(older[0], world.log, world.root) if older else None
         if base is None or not began:
             return
-        try:
-            again = replay.refold(context.coordination, base, at)
-        except HistoryTruncated:
-            return  # the older one has just been deleted
-        except CoordinationError as error:
-            self._logs.break_log(world.log, error)  # L8
-            return
+        again = replay.refold(context.coordination, base, at)
         if any(group.opaque_at != NONE for group in again.groups.values()):
             return  # N7: this process cannot read the whole state
         key = began[0].key
@@ -301,6 +308,7 @@ class Turn:
     def __init__(self, context: Context, maintenance: Maintenance) -> None:
         self._context, self._maintenance = context, maintenance
         self.worlds: dict[int, World] = {}
+        self.lost: set[int] = set()  # logs that lost unread records, until their state is read again (N11)
         self._drivers: list[ConsumerDriver] = []
         self.folded: int = 0  # records
 
@@ -320,7 +328,7 @@ class Turn:
 
     def deadline_ms(self) -> int | None:
         """Returns the monotonic ms at which the next consumer must be stepped; None if there is no consumer."""
-        return min([driver.member.deadline_ms for driver in self.drivers], default=None)
+        return min([driver.member.deadline_ms for driver in self.drivers if not driver.away], default=None)
 
     def due(self, now: Instant) -> bool:
         """Returns whether a consumer is to be stepped."""
@@ -330,6 +338,10 @@ class Turn:
         """Adds a consumer and steps it."""
         with self._context.outbox, self._context.lock:
             self._drivers = [*self.drivers, driver]
+            if driver.log in self.lost:
+                driver.lose_history()
+            elif not driver.away and driver.member.world is not self.worlds[driver.log]:
+                driver.regain_history(self.worlds[driver.log])  # it was read again while the consumer was made
             driver.advance()
 
     # --- a turn
@@ -412,12 +424,14 @@ class Turn:
     def lose_history(self, number: int) -> None:
         """Takes their claims from the consumers of log `number`, whose records were deleted before they were read."""
         with self._context.outbox, self._context.lock:
+            self.lost.add(number)
             for driver in self.of(number):
                 driver.lose_history()
 
     def regain_history(self, world: World) -> None:
         """Has the consumers of a log continue in `world`, which was read again (N11)."""
         with self._context.outbox, self._context.lock:
+            self.lost.discard(world.log)
             for driver in self.of(world.log):
                 driver.regain_history(world)
 
@@ -624,30 +638,30 @@ class Loop:
                 self._context.servers, f"coordination partition {number}", "another thread opens it"
             )
         try:
-            world = self.worlds.get(number)
-            if world is None:
-                world = self._begin(number, root, deadline)
+            if number not in self.worlds:
+                self._begin(number, root, deadline)
         finally:
             opening.release()
-        self._catch_up(world, deadline)
+        world = self._catch_up(number, deadline)
         if root is not None and world.genesis is None:
             self._write_genesis(world, lambda: root, deadline)
         return world
 
-    def _begin(self, number: int, root: Genesis | None, deadline: float) -> World:
-        """Begins to follow a log, at its first record or at a confirmed snapshot (N9). Returns its world so far."""
+    def _begin(self, number: int, root: Genesis | None, deadline: float) -> None:
+        """Begins to follow a log, at its first record or at a confirmed snapshot (N9)."""
         bounds = self._context.coordination.bounds(number, max(1.0, deadline - time.monotonic()))
         world = replay.open_world(self._context.coordination, number, root, bounds)
         with self._context.outbox, self._context.lock:
             self.worlds[number] = world
             self.maintenance.begin(world)
         self._context.coordination.follow(number, world.next_offset)
-        return world
 
-    def _catch_up(self, world: World, deadline: float) -> None:
-        bounds = self._context.coordination.bounds(world.log, max(1.0, deadline - time.monotonic()))
-        what = f"coordination partition {world.log}"
-        self._context.wait_for(lambda: world.next_offset >= bounds.end, what, deadline, world.log)
+    def _catch_up(self, number: int, deadline: float) -> World:
+        """Returns the world of a log, folded to its end now; another one if its state is read again meanwhile."""
+        bounds = self._context.coordination.bounds(number, max(1.0, deadline - time.monotonic()))
+        what, worlds = f"coordination partition {number}", self.worlds
+        self._context.wait_for(lambda: worlds[number].next_offset >= bounds.end, what, deadline, number)
+        return worlds[number]
 
     def _start_over(self, error: HistoryTruncated) -> None:
         """A log lost unread records (N11): its consumers lose their claims until the state is read again, from a
@@ -661,24 +675,18 @@ class Loop:
         )
 
     def _reopen(self, number: int, root: Genesis | None) -> None:
-        while not self._closing:
-            with self._context.lock:
-                if not any(driver.away for driver in self.turn.of(number)):
-                    return  # an earlier attempt has done it, or no consumer is left
+        while number in self.turn.lost and not self._closing and self._context.ended is None:
             try:
                 deadline = time.monotonic() + REOPEN_S
-                world = self._begin(number, root, deadline)
-                self._catch_up(world, deadline)
+                self._begin(number, root, deadline)
+                self.turn.regain_history(self._catch_up(number, deadline))
             except CoordinationError as error:
                 self.break_log(number, error)
                 return
-            except ClusterError as error:
-                if self._repeats.due(f"{number}: {error}"):
-                    logger.warning("coordination partition %d: %s; trying again", number, error)
+            except Exception as error:  # whatever it was: without the state no consumer of the log goes on
+                if not self._closing and self._repeats.due(f"{number}: {error}"):
+                    logger.warning("coordination partition %d: %s; trying again", number, str(error) or repr(error))
                 time.sleep(POLL_S_MAX)
-                continue
-            self.turn.regain_history(world)
-            return
 
     def _new_root(self, partitions: int) -> Genesis:
         """Returns a root with an incarnation that nobody else has (L3)."""
