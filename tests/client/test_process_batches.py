@@ -12,6 +12,7 @@ import pytest
 
 from marshal_py import Batches, Consumer, Message, Reject, Retry
 from marshal_py.client.process.process import AsyncProcess
+from marshal_py.client.process.processing import BATCH_WAIT_S_MAX, Processing
 from marshal_py.errors import InvalidOption
 from tests.client.test_async_process import opened
 from tests.client.test_async_process import until as until_async
@@ -301,6 +302,35 @@ def test_tasks_take_lists(memory: MemoryTestCluster) -> None:
     assert not faults
 
 
+def test_what_comes_alone_waits_for_no_list_to_be_full(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it stood behind another one of its lane, so that a worker has looked and found nothing to take."""
+    topic, hold, looks, due_s = fill(memory, 3, keys=1), threading.Event(), list[float](), Processing.batch_due_s
+
+    def look(processing: Processing[Any, Any]) -> float:
+        looks.append(due_s(processing))
+        return looks[-1]
+
+    def handle(messages: list[Message]) -> None:
+        if len(messages) > 1:
+            raise ValueError
+        if messages[0].offset == 0:
+            assert hold.wait(DEADLINE_S)
+
+    monkeypatch.setattr(Processing, "batch_due_s", look)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(handle, workers=2, batch=Batches(3, wait_s=BATCH_WAIT_S_MAX), retry=AT_ONCE) as work,
+    ):
+        until(lambda: (work.stats().working, work.stats().waiting) == (1, 2), "two wait behind the first")
+        looks.clear()
+        until(lambda: looks, "the other worker has looked")
+        hold.set()
+        until(lambda: work.stats().finished == 3, "all are handled alone")
+
+
 def test_a_list_whose_task_takes_too_long_is_tried_again(memory: MemoryTestCluster) -> None:
     topic = fill(memory, 3, keys=1)
     lists: list[list[int]] = []
@@ -313,7 +343,7 @@ def test_a_list_whose_task_takes_too_long_is_tried_again(memory: MemoryTestClust
 
         async with (
             opened(memory, topic) as consumer,
-            consumer.process(handle, batch=Batches(3, wait_s=0.05), timeout_s=0.05, retry=AT_ONCE) as work,
+            consumer.process(handle, batch=Batches(3, wait_s=BATCH_WAIT_S_MAX), timeout_s=0.05, retry=AT_ONCE) as work,
         ):
             await until_async(lambda: work.stats().finished == 3, "all are handled alone")
 

@@ -28,6 +28,11 @@ def _offset_of(message: AnyMessage) -> int:
     return message.offset
 
 
+def comes_alone(message: AnyMessage) -> bool:
+    """Returns whether no other message may be in its batch: if it fails whatever is with it, it does so once."""
+    return message.delivery_count > 1 or claim_of(message).one_by_one
+
+
 def _among(message: AnyMessage, messages: Sequence[AnyMessage]) -> bool:
     return any(one is message for one in messages)
 
@@ -159,11 +164,12 @@ class Lanes:
         return joining
 
     def takeable(self, most: int) -> int:
-        """Returns how many messages wait for nothing but a handler of batches; at least `most` if there are more."""
+        """Returns how many messages wait for nothing but a handler of batches; at least `most` if there are more, or if
+        one comes alone."""
         count = 0
         for lane in self.ready:
             if lane.waiting and not lane.blocked and claim_of(lane.waiting[0]) not in self.shut:
-                count += len(lane.waiting)
+                count += most if comes_alone(lane.waiting[0]) else len(lane.waiting)
                 if count >= most:
                     break
         return count

@@ -37,7 +37,7 @@ from marshal_py.client.messages.message import (
     waiting_again,
     waits_s,
 )
-from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
+from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes, comes_alone
 from marshal_py.client.receiving import Receiving
 from marshal_py.client.values.info import HandlerTimes, LaneInfo, ProcessStats
 from marshal_py.client.values.options import ConsumerOptions
@@ -469,8 +469,6 @@ class Processing(Generic[K_co, V_co]):
                 if self.draining and (parked := self._lanes.parked_before(key, message)) is not None:
                     behind.append((parked, message))
                     continue
-                if self.settings.batch is not None and message.delivery_count > 1:
-                    self._filling_since = -math.inf  # it comes alone, and waits for nothing
                 self._lanes.add(key, message)
             self.changed.notify(len(messages))
         for before, message in behind:
@@ -598,8 +596,7 @@ class Processing(Generic[K_co, V_co]):
     def begin_batch(self) -> tuple[list[Message[K_co, V_co]], bool]:
         """Returns the messages of the next batch, none if none may begin, and as `begin` does.
 
-        Of a lane they are in a row, so that other workers find other lanes. A message that was delivered before comes
-        alone: if it fails whatever is with it, it does so once.
+        Of a lane they are in a row, so that other workers find other lanes.
         """
         if self._lanes.shut:
             self._reopen()
@@ -612,7 +609,7 @@ class Processing(Generic[K_co, V_co]):
                 message = None if self.over else (self._lanes.join(batch[-1]) if batch else None) or self._lanes.next()
                 if message is None:
                     break
-                alone = message.delivery_count > 1 or claim_of(message).one_by_one
+                alone = comes_alone(message)
                 if alone and batch:
                     self._lanes.wait_again(message)
                     self.changed.notify()  # another worker may take it
@@ -627,7 +624,7 @@ class Processing(Generic[K_co, V_co]):
         if batch:
             with self._lock:
                 self._batches += 1
-                self._filling_since = -math.inf if alone else None  # more that come alone may wait
+                self._filling_since = None
         return sorted(batch, key=lambda one: (one.topic, one.partition, one.offset)), shut
 
     def settle_batch(
