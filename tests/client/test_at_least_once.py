@@ -14,6 +14,7 @@ from tests.support.client_fixtures import (
     BackgroundConsumer,
     MemoryTestCluster,
     TestCluster,
+    calm,
     collect,
     joined,
     owns,
@@ -21,6 +22,8 @@ from tests.support.client_fixtures import (
     positions,
     until,
 )
+
+TIMEOUT_S = 30.0  # of handlers that say they are at work: no machine stands still for so long
 
 
 def test_acks_in_any_order_move_the_position_to_the_lowest_unfinished(cluster: TestCluster) -> None:
@@ -177,17 +180,17 @@ def test_a_handler_at_work_does_not_keep_the_partition_of_a_hung_one(memory: Mem
     """
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 2)
-    with memory.connect() as marshal, joined(marshal, group, [topic], handler_timeout_s=1.0) as consumer:
-        batch = consumer.fetch(2, min_messages=2, expires_s=5.0)
+    with memory.connect() as marshal, calm(marshal, group, [topic], handler_timeout_s=TIMEOUT_S) as consumer:
+        batch = consumer.fetch(2, min_messages=2, expires_s=30)
         messages, clock = list(batch), consumer._driver.context.clock
         assert len(messages) == 2
         began = clock.now().mono_ms
 
         def worked_for_longer() -> bool:
             batch.in_progress()
-            return clock.now().mono_ms - began > 2_500
+            return clock.now().mono_ms - began > 2_500 * TIMEOUT_S
 
-        memory.local.run_until(worked_for_longer)  # two and a half times the handler timeout
+        memory.local.run_until(worked_for_longer)
         assert owns(consumer, 0)()
 
         def stuck() -> list[int]:
@@ -201,16 +204,16 @@ def test_a_handler_that_says_it_is_at_work_keeps_its_partition(memory: MemoryTes
     topic = memory.topic()
     memory.fill(topic, 0, 1)
     group = memory.group()
-    with memory.connect() as marshal, joined(marshal, group, [topic], handler_timeout_s=1.0) as consumer:
+    with memory.connect() as marshal, calm(marshal, group, [topic], handler_timeout_s=TIMEOUT_S) as consumer:
         message = collect(consumer, 1, ack=False)[0]
         driver = consumer._driver
         began = driver.context.clock.now().mono_ms
 
         def worked_for_longer() -> bool:
             message.in_progress()
-            return driver.context.clock.now().mono_ms - began > 2_500
+            return driver.context.clock.now().mono_ms - began > 2_500 * TIMEOUT_S
 
-        memory.local.run_until(worked_for_longer)  # two and a half times the handler timeout
+        memory.local.run_until(worked_for_longer)
         assert message.ack() is True
         assert owns(consumer, 0)()
 

@@ -134,7 +134,7 @@ def test_prometheus_reads_them_over_http(memory: MemoryTestCluster) -> None:
     with memory.connect("one") as marshal, joined(marshal, group, [topic]) as consumer, serve(marshal, 0) as exporter:
         collect(consumer, 2)
         collect(consumer, 1, ack=False)
-        with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=30) as answer:
             text = answer.read().decode()
         labels = f'{{client_id="one",group="{group}"}}'
         assert f"marshal_messages_delivered_total{labels} 3.0" in text

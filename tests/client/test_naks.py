@@ -163,7 +163,7 @@ def test_a_nak_of_an_earlier_delivery_does_nothing(memory: MemoryTestCluster) ->
         mixed = consumer.fetch(3, min_messages=3)
         assert mixed.nak(0), "parts of different deliveries"
         assert again.ack()
-        assert [message.offset for message in consumer.fetch(4, expires_s=5, min_messages=3)] == [0, 2, 3]
+        assert [message.offset for message in consumer.fetch(4, expires_s=DEADLINE_S, min_messages=3)] == [0, 2, 3]
         assert consumer.next(0.0) is None
 
 

@@ -16,7 +16,9 @@ from marshal_py.client.delivery.prefetch import WAIT_S_MAX, WAIT_SUPPLIED_S_MAX
 from marshal_py.client.process import process, processing
 from marshal_py.client.process.processing import Processing
 from marshal_py.errors import ConcurrentUse, ConsumerClosed, InvalidOption, NeedsAtLeastOnce, ReentrantCall
-from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, joined, owns, positions, until
+from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, calm, joined, owns, positions, until
+
+TIMEOUT_S = 30.0  # of handlers that are not to lose their partition: no machine stands still for so long
 
 
 class Journal:
@@ -489,17 +491,22 @@ def test_a_message_that_no_handler_had_counts_no_delivery(memory: MemoryTestClus
 
 
 def test_handlers_that_wait_in_lanes_do_not_count_against_the_handler_timeout(memory: MemoryTestCluster) -> None:
-    topic = fill(memory, 6, keys=1)
+    topic, began, go = fill(memory, 6, keys=1), threading.Semaphore(0), threading.Semaphore(0)
 
     def slow(message: Message) -> None:
-        threading.Event().wait(0.4)
+        began.release()
+        assert go.acquire(timeout=DEADLINE_S)
 
     with (
         memory.connect() as marshal,
-        joined(marshal, memory.group(), [topic], handler_timeout_s=1.0) as consumer,
+        calm(marshal, memory.group(), [topic], handler_timeout_s=TIMEOUT_S) as consumer,
         consumer.process(slow) as work,
     ):
-        until(lambda: work.stats().finished == 6, "all are handled one after the other, in more than a second")
+        for _ in range(6):  # one after the other, in more than twice the handler timeout
+            assert began.acquire(timeout=DEADLINE_S)
+            memory.local.advance(0.4 * TIMEOUT_S)
+            go.release()
+        until(lambda: work.stats().finished == 6, "all are handled")
         kinds = [event.kind for event in consumer.events()]
     assert "handler_stuck" not in kinds
 
@@ -554,23 +561,28 @@ def test_no_handler_begins_with_what_the_user_has_paused(memory: MemoryTestClust
 def test_handlers_that_say_they_are_at_work_keep_what_waits(memory: MemoryTestCluster) -> None:
     """D17: what is queued is silent only while all handlers are. Else the message of one of them would come again here
     while it is handled."""
-    topic, hold = fill(memory, 3, keys=3), threading.Event()
+    topic, hold, said = fill(memory, 3, keys=3), threading.Event(), [0, 0]
 
     def handle(message: Message) -> None:
-        while message.offset < 2 and not hold.wait(0.02):
+        while message.offset < 2 and not hold.wait(0.005):
             message.in_progress()
+            said[message.offset] += 1
 
     journal = Journal(handle)
     with (
         memory.connect() as marshal,
-        joined(marshal, memory.group(), [topic], handler_timeout_s=1.0) as consumer,
+        calm(marshal, memory.group(), [topic], handler_timeout_s=TIMEOUT_S) as consumer,
         consumer.process(journal, workers=2) as work,
     ):
         until(lambda: work.stats().working == 2 and work.stats().waiting == 1, "one waits")
         epochs = [claim.token for claim in consumer.cached_info().claims.values()]
-        assert not work.wait(2.5)  # longer than the handler timeout: nothing happens
+        for _ in range(10):  # two and a half times the handler timeout
+            memory.local.advance(TIMEOUT_S / 4)
+            before = list(said)
+            until(lambda: all(now > then for now, then in zip(said, before, strict=True)), "both say so again")  # noqa: B023
+        assert not work.wait(0)
         assert [claim.token for claim in consumer.cached_info().claims.values()] == epochs
-        assert consumer.healthy(1.0)
+        assert consumer.healthy(TIMEOUT_S / 2)
         hold.set()
         until(lambda: positions(consumer) == {0: 3}, "all are handled")
     assert sorted(one for began in journal.began.values() for one in began) == [0, 1, 2]

@@ -8,7 +8,7 @@ from marshal_py import Advisory, Consumer, ConsumerOptions
 from marshal_py.client.messages.answers import UnackedWatch
 from marshal_py.protocol.claims import AtLeastOnce, AtMostOnce, Claim
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
-from tests.support.client_fixtures import MemoryTestCluster, collect, joined, until
+from tests.support.client_fixtures import MemoryTestCluster, calm, collect, until
 
 TP = TopicPartition("orders", 3)
 
@@ -112,13 +112,14 @@ def test_the_event_and_the_metric_of_a_consumer(memory: MemoryTestCluster, deliv
     topic = memory.topic()
     memory.fill(topic, 0, 1)
     with memory.connect() as marshal:
-        consumer = joined(marshal, memory.group(), [topic], delivery=delivery, handler_timeout_s=4.0)
+        consumer = calm(marshal, memory.group(), [topic], delivery=delivery, handler_timeout_s=400.0)
         with consumer:
             collect(consumer, 1, ack=False)
+            memory.local.advance(110)
             event = until(lambda: unacked(consumer), "an event before the timeout")
             assert (event.topic, event.partition) == (topic, 0)
             assert event.offset == (0 if delivery == "at_least_once" else NONE)
-            assert "s old; at 4 s (handler_timeout_s) its partition is released" in event.text
+            assert "s old; at 400 s (handler_timeout_s) its partition is released" in event.text
             (figures,) = marshal.metrics().consumers[0].partitions
             assert figures.oldest_unacked_ms > 0
 

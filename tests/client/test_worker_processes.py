@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Batches, Consumer, Message, Process, Retry
+from marshal_py.client.process import worker_processes
 from marshal_py.client.process.worker_processes import WorkerProcess
 from marshal_py.errors import InvalidOption
 from marshal_py.info import PlainMessage
@@ -23,6 +25,7 @@ from tests.support import worker_handlers
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, joined, positions, until
 
 AT_ONCE = Retry(first_s=0.0)
+TIMEOUT_S = 321.0  # of a handler
 ROOT = Path(__file__).parents[2]
 
 
@@ -216,14 +219,32 @@ def test_errors_of_own_classes_keep_their_meaning(memory: MemoryTestCluster, lis
     assert ("terminated", 0) in events
 
 
+def over_when(condition: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of the first handler is over once this is true, and that of the others never: both take what this
+    machine lets them take."""
+    plainly, over = worker_processes.connection.wait, list[float]()
+
+    def wait(ready: Any, timeout: float | None = None) -> list[Any]:
+        if timeout != TIMEOUT_S:
+            return plainly(ready, timeout)
+        over.append(timeout)
+        if len(over) > 1:
+            return plainly(ready)
+        until(condition, "the first handler's time is over")
+        return plainly(ready, 0)
+
+    monkeypatch.setattr(worker_processes.connection, "wait", wait)
+
+
 def test_a_handler_that_takes_too_long_is_killed_and_its_message_tried_again(
-    memory: MemoryTestCluster, folder: Path
+    memory: MemoryTestCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = fill(memory, 2, keys=1)
+    over_when(lambda: lines(folder), monkeypatch)
+    topic, options = fill(memory, 2, keys=1), {"timeout_s": TIMEOUT_S, "retry": AT_ONCE}
     with (
         memory.connect() as marshal,
         joined(marshal, memory.group(), [topic]) as consumer,
-        consumer.process(worker_handlers.hangs, executor="processes", workers=1, timeout_s=0.3, retry=AT_ONCE) as work,
+        consumer.process(worker_handlers.hangs, executor="processes", workers=1, **options) as work,
     ):
         until(lambda: work.stats().finished == 2, "both are handled")
     assert [line[2:] for line in lines(folder)] == [(0, 1), (0, 2), (1, 1)]
@@ -378,15 +399,20 @@ def test_a_program_without_a_guard_is_told_so(folder: Path) -> None:
     assert "__main__" in said.splitlines()[-1], said
 
 
-def test_ctrl_c_is_for_the_program_alone(memory: MemoryTestCluster, folder: Path) -> None:
-    topic = fill(memory, 2, keys=1)
+def test_ctrl_c_is_for_the_program_alone(
+    memory: MemoryTestCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pressed = threading.Event()
+    over_when(pressed.is_set, monkeypatch)
+    topic, options = fill(memory, 2, keys=1), {"timeout_s": TIMEOUT_S, "retry": AT_ONCE}
     before = signal.getsignal(signal.SIGINT)
     with (
         memory.connect() as marshal,
         joined(marshal, memory.group(), [topic]) as consumer,
-        consumer.process(worker_handlers.hangs, executor="processes", workers=1, timeout_s=1.0, retry=AT_ONCE) as work,
+        consumer.process(worker_handlers.hangs, executor="processes", workers=1, **options) as work,
     ):
         os.kill(began(folder), signal.SIGINT)
+        pressed.set()
         until(lambda: work.stats().finished == 2, "both are handled, the first after its time")
         text = next(event.text for event in consumer.events() if event.kind == "handler_failed")
     assert "timeout_s" in text, "it was not the signal"

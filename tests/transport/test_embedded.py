@@ -38,7 +38,7 @@ from marshal_py.transport.embedded import (
 from tests.support.broker_faults import bounds, fail_requests, set_leader, set_round_trip_ms, topics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DEADLINE_S = 10.0  # nothing here takes a second; a machine under load may be ten times slower
+DEADLINE_S = 40.0  # nothing here takes a second; a machine under load may be many times slower
 T = TypeVar("T")
 
 

@@ -19,6 +19,7 @@ from marshal_py.transport.kafka_source import KafkaSource
 from marshal_py.transport.ports import OutOfRange
 
 TP = TopicPartition("orders", 0)
+JOIN_S = 40.0  # for the end of a thread that waits for nothing
 
 
 class Refusal:
@@ -182,7 +183,8 @@ def test_a_client_that_another_thread_uses_is_not_waited_for(
         with lock:
             thread = threading.Thread(target=lambda: answers.append(source.poll_now(5)))
             thread.start()
-            thread.join(10.0)
+            thread.join(JOIN_S)
+            assert not thread.is_alive()
     assert answers == [None, None]
     assert calls == []
 
