@@ -24,7 +24,7 @@ from msgspec import structs, to_builtins
 from marshal_py.admin.marshal import versions
 from marshal_py.admin.views.group_info import Check, GroupHealth
 from marshal_py.client.marshal import VERSION
-from marshal_py.errors import FileUnusable
+from marshal_py.errors import FileUnusable, HistoryTruncated, PartitionError
 from marshal_py.history.explain import as_dict
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold import rationalizer
@@ -64,13 +64,19 @@ def dump(
     )
     writer = Writer(out, header)
     for span in spans:
-        world = observer.oldest(span.log) if verdicts else World(span.log)
-        for record in observer.records([span.log]):
-            if record.offset >= span.end:
-                break
-            judged = verdicts and record.offset >= world.next_offset  # the snapshot contains earlier ones
-            more = as_dict(rationalizer.apply(world, record.offset, record.value)) if judged else {}
-            writer.write(change(record), {name: value for name, value in more.items() if name != "offset"})
+        try:
+            world = observer.oldest(span.log) if verdicts else World(span.log)
+            for record in observer.records({span.log: bounds[span.log]}):
+                if record.offset >= span.end:
+                    break
+                judged = verdicts and record.offset >= world.next_offset  # the snapshot contains earlier ones
+                more = as_dict(rationalizer.apply(world, record.offset, record.value)) if judged else {}
+                writer.write(change(record), {name: value for name, value in more.items() if name != "offset"})
+        except HistoryTruncated as error:
+            if error.first_offset == span.first:
+                raise
+            why = f"a consumer deleted its records from {span.first} on before they were written; do it again"
+            raise PartitionError(observer.topic, span.log, why) from error
     writer.finish()
     return writer.records
 

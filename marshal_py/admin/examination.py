@@ -155,7 +155,7 @@ class Examination:
     def of_dump(self, observe: Callable[[], Observer]) -> Iterator[Check]:
         """Checks the content of a dump, as of the time of its newest record. `observe` returns a reader of it."""
         with observe() as observer:
-            times_ms = (record.timestamp_ms for record in observer.records(observer.logs_of(None)))
+            times_ms = (record.timestamp_ms for record in observer.records(observer.bounds(observer.logs_of(None))))
             newest_ms = max(times_ms, default=0)
         with observe() as observer:
             yield from self.content(observer, lambda: newest_ms)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import chain, islice
 from typing import Final, NamedTuple, TypeVar
 
 from marshal_py.errors import HistoryTruncated
@@ -157,7 +158,7 @@ class Observer:
     def stretches(self, log: int) -> Iterator[tuple[World, Iterator[Judged]]]:
         """Yields a log in stretches, newest first: the world at its beginning, and its records, which move that world.
         Each begins at a snapshot or the log's beginning. Iterate each to its end; afterwards `follow` and `read`
-        continue at the log's end. Raises HistoryTruncated."""
+        continue at the log's end. Raises HistoryTruncated, also if the log is cut meanwhile."""
         self.as_of_ms = SystemClock().now().wall_ms
         (bounds,) = self.bounds([log]).values()
         end = bounds.end
@@ -187,15 +188,26 @@ class Observer:
         found: list[T] = []
         for log in logs:
             of_log: list[T] = []
-            for world, records in self.stretches(log):
-                began = world.next_offset
-                of_log = [*tell(world, records), *of_log]
-                if (count is not None and len(of_log) >= count) or began <= least.get(log, NONE):
+            began, left = NONE, replay.ATTEMPTS
+            while began == NONE:
+                try:
+                    for world, records in self.stretches(log):
+                        first = world.next_offset
+                        of_log = [*tell(world, records), *of_log]
+                        began = first
+                        if (count is not None and len(of_log) >= count) or began <= least.get(log, NONE):
+                            break
+                        far = self._next[log] - began >= LOOK_BACK_RECORDS
+                        if far and began and count is not None and since_ms is None:
+                            self.stopped[log] = began
+                            break
                     break
-                far = self._next[log] - began >= LOOK_BACK_RECORDS
-                if far and began and count is not None and since_ms is None:
-                    self.stopped[log] = began
-                    break
+                except HistoryTruncated:  # what is older was deleted meanwhile, by a consumer
+                    left -= 1
+                    if began != NONE:
+                        self.began[log] = began
+                    elif not left:
+                        raise
             found += of_log if count is None else of_log[max(0, len(of_log) - count) :]
         return found
 
@@ -213,12 +225,11 @@ class Observer:
                 if record.offset < end:
                     yield Judged(record, rationalizer.apply(world, record.offset, record.value))
 
-    def records(self, logs: Iterable[int]) -> Iterator[LogRecord]:
-        """Yields all records that these logs still hold, without folding them into `worlds`."""
-        found = self.bounds(logs)
-        for log, bounds in found.items():
-            self._next[log] = max(self._next.get(log, 0), bounds.first)
-        yield from self._records(found)
+    def records(self, bounds: Mapping[int, Bounds]) -> Iterator[LogRecord]:
+        """Yields the records of logs between these `bounds`, and a few later ones, without folding them into `worlds`.
+        Raises HistoryTruncated if the first ones were deleted since."""
+        self._next |= {log: each.first for log, each in bounds.items()}
+        yield from self._records(bounds)
 
     def oldest(self, log: int) -> World:
         """Returns the world of the earliest possible fold: empty, or of the oldest snapshot. Raises
@@ -228,14 +239,20 @@ class Observer:
 
     def history(self, log: int, at: int | None = None) -> tuple[World, Iterator[LogRecord]]:
         """Returns the newest snapshot's world at or below offset `at` and the records after it; else `oldest`."""
-        (bounds,) = self.bounds([log]).values()
-        world = None
-        if at is not None:
-            with suppress(HistoryTruncated):
-                world = replay.open_world(self._reader.log, log, self._reader.root_of(log), bounds, at)
-        world = world or self.oldest(log)
-        self._next[log] = world.next_offset
-        return world, self.records([log])
+        for left in reversed(range(replay.ATTEMPTS)):
+            (bounds,) = self.bounds([log]).values()
+            world = None
+            if at is not None:
+                with suppress(HistoryTruncated):
+                    world = replay.open_world(self._reader.log, log, self._reader.root_of(log), bounds, at)
+            world = world or self.oldest(log)
+            records = self.records({log: Bounds(world.next_offset, bounds.end)})
+            try:
+                return world, chain(list(islice(records, 1)), records)
+            except HistoryTruncated:  # by a consumer, after the log was asked where it begins
+                if not left:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     def look_up(self, log: int, offset: int) -> Record | None:
         """Reads one record of a log that was read; None if it was deleted."""
@@ -270,18 +287,20 @@ class Observer:
                     raise
                 world = replay.open_world(self._reader.log, log, root, bounds)
         self.worlds[log], self._next[log] = world, world.next_offset
-        if bounds.first and back:
-            self.began[log] = world.next_offset
+        if back:
+            self._advisories[log] = Advisories(world)
+            if bounds.first:
+                self.began[log] = world.next_offset
 
     def fold(self, group: str | None = None) -> None:
         """Reads the group's log, or all logs if `group` is None, to the end. Afterwards `worlds` holds their state."""
         for _ in self.read(group):
             pass
 
-    def follow(self, group: str | None = None) -> Iterator[Judged | None]:
+    def follow(self, group: str | None = None, back: bool = False) -> Iterator[Judged | None]:
         """Yields what `read` yields, then every new record, without end; None after each poll, so that the caller can
         stop."""
-        yield from self.read(group)
+        yield from self.read(group, back)
         logs = self.logs_of(group)
         for log in logs:
             self._reader.follow(log, self._next.get(log, 0))  # those that were empty
@@ -292,7 +311,7 @@ class Observer:
                     yield self._judge(record)
             yield None
 
-    def _records(self, ends: dict[int, Bounds], exactly: bool = False) -> Iterator[LogRecord]:
+    def _records(self, ends: Mapping[int, Bounds], exactly: bool = False) -> Iterator[LogRecord]:
         """Yields the records of these logs from where the last reading of each has ended. `exactly`: none beyond the
         ends, which are read again."""
         for record in self._reader.records({log: bounds.end for log, bounds in ends.items()}, self._next):
@@ -309,12 +328,9 @@ class Observer:
     def advisories(self, group: str | None = None, follow: bool = False) -> Iterator[Advisory | None]:
         """Yields the advisories of a group, or of all, per log in order, as far back as can be read, or from the ends
         after `stretches`. With `follow` without end, with None as the method. Deleted records give none (N9)."""
-        for log, bounds in self._ends_of(group).items():
-            if log not in self.worlds:
-                self._begin(log, bounds, back=True)
-            if log not in self._advisories:
-                self._advisories[log] = Advisories(self._world(log))
-        for judged in self.follow(group) if follow else self.read(group):
+        for log in self.worlds.keys() - self._advisories.keys():
+            self._advisories[log] = Advisories(self.worlds[log])
+        for judged in self.follow(group, back=True) if follow else self.read(group, back=True):
             if judged is None:
                 yield None
             else:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, TopicRecreated
+from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, HistoryTruncated, TopicRecreated
 from marshal_py.log import replay
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
@@ -75,12 +75,15 @@ class LogReader:
             bounds = self.bounds([0])[0]
             if not replay.is_short(bounds):  # else it is folded just as fast
                 replay.refuse_foreign(self.admin, self.log, self.topic)
+            if not bounds.first:
+                try:
+                    self.root = self._first_genesis(bounds.end)
+                except HistoryTruncated:  # by a consumer, since the log was asked where it begins
+                    bounds = self.bounds([0])[0]
             if bounds.first:
                 self.root = replay.open_world(self.log, 0, None, bounds).genesis
                 assert self.root is not None  # a snapshot names it
                 self.root_value = codec.encode(self.root, "", self.root.incarnation)
-            else:
-                self.root = self._first_genesis(bounds.end)
             if self.root is None:
                 replay.refuse_foreign(self.admin, self.log, self.topic)
             elif self.root.partitions > self.count:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from marshal_py.errors import ClusterUnreachable, ForeignTopic, HistoryTruncated
@@ -156,13 +157,18 @@ def base_of(
 
 def oldest_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> World:
     """Returns the world of the earliest possible fold, for tools that show the past. Raises HistoryTruncated (N10)."""
-    if not bounds.first:
-        return World(number, root)
-    found = _confirmed(log, number, bounds, incarnation_of(log, number, root, bounds))
-    for stored in reversed(deque(found, maxlen=snapshot.STORED_MAX)):
-        world = snapshot.load(stored, number, root)
-        if world is not None:
-            return world
+    for _ in range(ATTEMPTS):
+        if not bounds.first:
+            return World(number, root)
+        with suppress(HistoryTruncated):
+            found = _confirmed(log, number, bounds, incarnation_of(log, number, root, bounds))
+            for stored in reversed(deque(found, maxlen=snapshot.STORED_MAX)):
+                world = snapshot.load(stored, number, root)
+                if world is not None:
+                    return world
+        asked, bounds = bounds, log.bounds(number, SILENCE_S)
+        if asked == bounds:
+            break  # else it was truncated while it was read
     raise HistoryTruncated(number, bounds.first)
 
 
@@ -182,13 +188,16 @@ def record_at(log: CoordinationLog, number: int, offset: int) -> LogRecord | Non
 
 def records_at(log: CoordinationLog, number: int, offsets: Iterable[int]) -> dict[int, LogRecord]:
     """Reads single records of a log again, those that lie near each other together. Deleted ones are left out."""
-    first, found = log.bounds(number, SILENCE_S).first, dict[int, LogRecord]()
-    wanted = sorted({offset for offset in offsets if offset >= first})
-    while wanted:
+    first, found, wanted = log.bounds(number, SILENCE_S).first, dict[int, LogRecord](), sorted(set(offsets))
+    while wanted := [offset for offset in wanted if offset >= first]:
         near = [offset for offset in wanted if offset < wanted[0] + WINDOW_RECORDS]
-        wanted = wanted[len(near) :]
-        for records in log.read(number, near[0], near[-1] + 1, SILENCE_S):
-            found |= {record.offset: record for record in records if record.offset in near}
+        try:
+            for records in log.read(number, near[0], near[-1] + 1, SILENCE_S):
+                found |= {record.offset: record for record in records if record.offset in near}
+        except HistoryTruncated as error:  # while it was read
+            first = max(first + 1, error.first_offset)
+        else:
+            wanted = wanted[len(near) :]
     return found
 
 

@@ -44,7 +44,7 @@ def verify(
             if observer.root is None:
                 output.say(NOBODY)
             logs = observer.logs_of(group) if observer.root is not None else [0]
-            report = fold_twice(observer.records(logs), observer.root, observer.root_value)
+            report = fold_twice(observer.records(observer.bounds(logs)), observer.root, observer.root_value)
     except FileUnusable as error:
         first = First(log=error.log, offset=error.offset, line=error.line, what=error.reason)
         _print(Comparison(), first, options.as_json)

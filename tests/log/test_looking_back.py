@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from marshal_py.admin import archive
 from marshal_py.admin.logs import Logs
 from marshal_py.admin.views.pause_history import PauseHistory
+from marshal_py.errors import PartitionError
 from marshal_py.log import replay
 from marshal_py.log.observer import Judged, Observer
+from marshal_py.log.reader import LogReader
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import (
@@ -182,25 +186,103 @@ def test_a_cut_is_made_at_a_snapshot(number: int) -> None:
         assert offsets(looking.read(IN[number], back=True))[0] == cuts[1]
 
 
+# --- a running consumer deletes what is old whenever it likes, also while a command reads (N12)
+
+
+class CutLog:
+    """A log with four snapshots, `whole` or without the records before the oldest. `cut` deletes more, once."""
+
+    def __init__(self, whole: bool = False) -> None:
+        self.memory = MemoryTestCluster()
+        lived(self.memory, 0)
+        self.cuts = [write_snapshot(self.memory, 0) for _ in range(4) if pad(self.memory, 0, 40)]
+        self.done = False
+        if not whole:
+            self.memory.truncate(LOG, 0, self.cuts[0])
+
+    def cut(self) -> None:
+        if not self.done:
+            self.done = True
+            self.memory.truncate(LOG, 0, self.cuts[3])
+
+    def cut_after(self, monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> None:
+        """Has the log cut when this function is called first, and has its answer."""
+        call = getattr(where, name)
+
+        def cut_then(*given: Any, **named: Any) -> Any:
+            found = call(*given, **named)
+            self.cut()
+            return found
+
+        monkeypatch.setattr(where, name, cut_then)
+
+
+@pytest.fixture
+def log() -> CutLog:
+    return CutLog()
+
+
 @pytest.mark.parametrize("how", [{"back": True}, {"since_ms": 0}], ids=["back", "since"])
 def test_a_log_that_is_cut_after_its_beginning_was_found_is_begun_again(
-    monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, log: CutLog, how: dict[str, Any]
 ) -> None:
-    """N12: a running consumer deletes what is old whenever it likes, also while a command begins to read."""
-    memory = MemoryTestCluster()
-    lived(memory, 0)
-    cuts = [write_snapshot(memory, 0) for _ in range(4) if pad(memory, 0, 40)]
-    memory.truncate(LOG, 0, cuts[0])
-    begin, begun = Observer._begin, list[int]()
+    log.cut_after(monkeypatch, Observer, "_begin")
+    with Observer(log.memory.target, LOG) as looking:
+        assert offsets(looking.read(IN[0], **how))[0] == log.cuts[3]
+        assert looking.began == ({0: log.cuts[3]} if "back" in how else {})
 
-    def cut_then(self: Observer, log: int, *given: Any) -> None:
-        begin(self, log, *given)
-        begun.append(self.worlds[log].next_offset)
-        if len(begun) == 1:
-            memory.truncate(LOG, 0, cuts[3])
 
-    monkeypatch.setattr(Observer, "_begin", cut_then)
-    with Observer(memory.target, LOG) as looking:
-        found = offsets(looking.read(IN[0], **how))
-    assert len(begun) == 2
-    assert begun[0] < begun[1] == found[0]
+def test_advisories_of_a_log_that_is_cut_are_those_of_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, log: CutLog
+) -> None:
+    log.cut_after(monkeypatch, Observer, "_begin")
+    with Observer(log.memory.target, LOG) as looking:
+        found = list(looking.advisories(IN[0]))
+    with Observer(log.memory.target, LOG) as looking:
+        assert log.done
+        assert found == list(looking.advisories(IN[0]))
+
+
+def test_what_is_deleted_while_the_past_is_read_is_not_there(monkeypatch: pytest.MonkeyPatch, log: CutLog) -> None:
+    log.cut_after(monkeypatch, Observer, "_stretch")
+    with Observer(log.memory.target, LOG) as looking:
+        found = looking.newest(IN[0], lambda _world, records: offsets(records), None)
+        assert found == list(range(log.cuts[3], looking.bounds([0])[0].end))
+        assert looking.began == {0: log.cuts[3]}
+
+
+def test_a_history_begins_with_the_world_that_its_records_follow(monkeypatch: pytest.MonkeyPatch, log: CutLog) -> None:
+    log.cut_after(monkeypatch, replay, "oldest_world")
+    with Observer(log.memory.target, LOG) as looking:
+        world, records = looking.history(0)
+        assert world.next_offset == next(records).offset == log.cuts[3]
+
+
+def test_what_is_left_is_looked_for_again_in_a_log_that_is_cut(monkeypatch: pytest.MonkeyPatch, log: CutLog) -> None:
+    with Observer(log.memory.target, LOG) as looking:
+        log.cut_after(monkeypatch, replay, "incarnation_of")
+        assert looking.oldest(0).next_offset == log.cuts[3]
+
+
+def test_single_records_that_are_deleted_while_they_are_read_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, log: CutLog
+) -> None:
+    with Observer(log.memory.target, LOG) as looking:
+        log.cut_after(monkeypatch, type(looking._reader.log), "bounds")
+        assert set(looking.times_of(0, [log.cuts[1], log.cuts[3] + 1])) == {log.cuts[3] + 1}
+
+
+def test_the_root_is_found_although_the_log_is_cut_for_the_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CutLog(whole=True)
+    log.cut_after(monkeypatch, LogReader, "bounds")
+    with Observer(log.memory.target, LOG) as looking:
+        assert log.done
+        assert looking.root is not None
+
+
+def test_a_dump_of_a_log_that_is_cut_ends_with_an_error(monkeypatch: pytest.MonkeyPatch, log: CutLog) -> None:
+    """A gap in it would be read as if its records had other offsets."""
+    with Observer(log.memory.target, LOG) as looking:
+        log.cut_after(monkeypatch, Observer, "bounds")
+        with pytest.raises(PartitionError, match="do it again"):
+            archive.dump(looking, io.BytesIO())

@@ -97,7 +97,7 @@ def _reader(options: ReadOptions) -> tuple[Callable[[], Observer], tuple[int, in
     if options.dump is None:
         return options.observer, None
     with options.observer() as observer:
-        times_ms = [record.timestamp_ms for record in observer.records(observer.logs_of(None))] or [0]
+        times_ms = [record.timestamp_ms for record in observer.records(observer.bounds(observer.logs_of(None)))] or [0]
     return options.observer, (min(times_ms), max(times_ms))
 
 
