@@ -34,7 +34,7 @@ from confluent_kafka import Producer
 from bench.environment import QUIET, BenchEnvironment, Result, spread
 from bench.fold import INCARNATION
 from bench.startup import vouched
-from marshal_py.protocol.duties import SNAPSHOT_EVERY_RECORDS
+from marshal_py.protocol.duties import SNAPSHOT_RECORDS_MIN
 from marshal_py.protocol.fold.rationalizer import PROTOCOL_VERSION
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import codec
@@ -103,7 +103,7 @@ class Life:
         while len(values) < records and self.beats[log]:
             values.append(self.beat(log, BEHIND * len(values) // records))
         world = World(log, self.root) if log else World()
-        return vouched(values, range(len(values) - tail, opening, -SNAPSHOT_EVERY_RECORDS), world)
+        return vouched(values, range(len(values) - tail, opening, -SNAPSHOT_RECORDS_MIN), world)
 
 
 class Feed:
@@ -137,7 +137,7 @@ def _long_log(environment: BenchEnvironment, tiny: bool) -> list[list[Any]]:
     life = Life([topic], ["billing"], 1 if tiny else 20, partitions, 1)
     environment.say(f"a log of {records:,} records")
     feed = Feed(environment, log)
-    feed.write(0, life.history(0, records, min(SNAPSHOT_EVERY_RECORDS, records // 2)), BEAT_S * 1000 / life.members)
+    feed.write(0, life.history(0, records, min(SNAPSHOT_RECORDS_MIN, records // 2)), BEAT_S * 1000 / life.members)
     commands = [
         ["state", "billing"],
         ["state", "billing", "--lag"],
@@ -162,8 +162,8 @@ def _groups(environment: BenchEnvironment, tiny: bool) -> list[list[Any]]:
     life, feed = Life(topics, names, 1, CLAIMS, LOGS), Feed(environment, log)
     for number in range(LOGS):
         environment.say(f"log {number} of {count} groups")
-        tail = 100 if tiny else SNAPSHOT_EVERY_RECORDS // 2
-        values = life.history(number, 3 * tail, tail)
+        tail = 100 if tiny else SNAPSHOT_RECORDS_MIN // 2
+        values = life.history(number, 12 * tail, tail)
         feed.write(number, values, BEAT_S * 1000 / max(1, len(life.beats[number])))
     one = names[count // 2]
     commands = [

@@ -1,8 +1,8 @@
 """How long does a consumer need from its start to its first message, with a short and with a long history in the log?
 
 The coordination topic has one partition, whose log holds 10^3, 10^4, 10^5 or 10^6 records, written by 20 consumers that
-have left. Logs of 10^4 records and more contain two snapshots, as consumers write them: the older one is 16,000 records
-(or half of the history) before the newer one, which 1,000 records follow. One more log of 10^5 records has no snapshot.
+have left. Logs of 10^4 records and more contain two snapshots, as consumers write them: the older one is 2,000 records
+before the newer one, which 1,000 records follow. One more log of 10^5 records has no snapshot.
 
 Measured in this process, the logs in turn: from the connect() call to the first message of a topic with one partition
 and one message, and the CPU time of the whole process. It does not include the check that the older snapshot folds to
@@ -20,7 +20,7 @@ from confluent_kafka import Producer
 import marshal_py
 from bench.environment import QUIET, BenchEnvironment, Result, Work, ratio, spread
 from bench.fold import GROUP, INCARNATION, MEMBERS, history
-from marshal_py.protocol.duties import SNAPSHOT_EVERY_RECORDS
+from marshal_py.protocol.duties import SNAPSHOT_RECORDS_MIN
 from marshal_py.protocol.fold.rationalizer import apply
 from marshal_py.protocol.fold.snapshot import digest_of, split, state_of, witness
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
@@ -30,7 +30,7 @@ from marshal_py.protocol.wire.records import Leave
 SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
 TINY_SIZES: Final = (1_000, 10_000)
 BARE: Final = 100_000  # without a snapshot
-BETWEEN: Final = SNAPSHOT_EVERY_RECORDS  # from snapshot to snapshot
+BETWEEN: Final = SNAPSHOT_RECORDS_MIN  # from snapshot to snapshot
 TAIL: Final = 1_000
 REPEATS: Final = 7
 TIMEOUT_S: Final = 120.0
@@ -70,7 +70,7 @@ def _log(environment: BenchEnvironment, size: int, snapshots: bool) -> str:
     values = history(size - TAIL - MEMBERS, 1)
     values += [codec.encode(Leave(1 + member), GROUP, INCARNATION) for member in range(MEMBERS)]
     if snapshots:
-        values = vouched(values, (len(values) - min(BETWEEN, size // 2), len(values)))
+        values = vouched(values, (len(values) - BETWEEN, len(values)))
     values += values[MEMBERS + 200 :][:TAIL]  # heartbeats of sessions that have ended: read and rejected
     _append(environment, name, values)
     return name

@@ -336,7 +336,8 @@ class Marshal:
         `client_id`: unique per live process; by default the settings' `client.id`, or the host name, then
         the pid and random digits.
         `coordination_partitions`: how many partitions the coordination topic gets, if this call creates it.
-        `snapshot_every_records`: consumers write a snapshot of their log about that often.
+        `snapshot_every_records`: consumers write a snapshot of their log at least that often, of a small state
+        after 2,000 records.
         `history_kept_s`: where Kafka lets them, consumers delete records that are older than this and older than the
         two newest confirmed snapshots.
         `statistics_interval_ms`: how often librdkafka's clients report statistics to `Marshal.metrics`; 0: never.

@@ -28,10 +28,10 @@ from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import Genesis
 from marshal_py.transport.ports import Bounds, ClusterAdmin, CoordinationLog, LogRecord
 
-COLD_FOLD_RECORDS: Final = 8_192  # so many fold in less than 100 ms: looking for a snapshot would hardly be faster
-WINDOW_RECORDS: Final = 4_096  # in the first window; the next windows are each WINDOW_GROWTH times as wide
+COLD_FOLD_RECORDS: Final = 4_096  # so many fold in less than 50 ms: looking for a snapshot would hardly be faster
+WINDOW_RECORDS: Final = 2_048  # in the first window; the next windows are each WINDOW_GROWTH times as wide
 WINDOW_GROWTH: Final = 2
-WINDOW_RECORDS_MAX: Final = 65_536  # a store remembers STORED_MAX snapshots: a window should not hold more of them
+WINDOW_RECORDS_MAX: Final = 32_768  # a store remembers STORED_MAX snapshots: a window should not hold more of them
 LOOK_BACK_RECORDS: Final = 300_000  # searched in a whole log: if clients write snapshots, one is among these records
 ATTEMPTS: Final = 5  # to read a log that is truncated at the same time, which happens seldom
 SILENCE_S: Final = 30.0  # without a record before a known end; then the cluster counts as unreachable

@@ -122,7 +122,10 @@ class Orphans:
 # sessions are evicted (N14). A process without a session in the log writes nothing: it might end at any moment.
 
 
-SNAPSHOT_EVERY_RECORDS: Final = 16_000  # 0.1 to 0.3 s of folding: the most that a start, or a look, costs
+SNAPSHOT_EVERY_RECORDS: Final = 16_000  # at most: 0.1 to 0.3 s of folding, which a start, or a look, costs
+SNAPSHOT_RECORDS_MIN: Final = 2_000  # between two of a small state, which who looks at all logs wants near the ends
+# of a larger state; as a value has 60 bytes about, snapshots are a sixth of the log at most, and usually much less
+SNAPSHOT_BYTES_PER_RECORD: Final = 10
 # each rank waits for so many more records: by then the snapshot of the rank before was read
 STAGGER_RECORDS: Final = 1_024
 RETRY_RECORDS: Final = 4_096  # after so many without a witness another snapshot is written
@@ -142,9 +145,12 @@ class SnapshotTasks(Struct):
 class Snapshotter:
     """Handles the snapshots of one log."""
 
-    def __init__(self, world: World, every_records: int, draw: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, world: World, every_records: int, draw: Callable[[int], bytes], least_records: int = SNAPSHOT_RECORDS_MIN
+    ) -> None:
+        """`every_records`, `least_records`: the most and the fewest between two snapshots (N8)."""
         self.world = world
-        self.every_records = every_records
+        self.every_records, self.least_records = every_records, least_records
         self.instance: bytes = draw(INSTANCE_BYTES)  # a cloned machine shares it, and so cannot vouch for itself
         self.store: SnapshotStore = SnapshotStore()
         self.orphans: Orphans = Orphans(world)
@@ -157,6 +163,7 @@ class Snapshotter:
         self._write_next = False  # whether to write a snapshot at the next checkpoint
         self._written: list[Snapshot] = []  # chunks to send with the next tick
         self._seen_at = NONE  # newest checkpoint of any snapshot that was read whole
+        self._state_bytes = 0  # of the newest confirmed snapshot
         self._to_judge: dict[int, tuple[Stored, int]] = {}  # by checkpoint: (snapshot, ms when it was read)
         self._audits: set[int] = set()
 
@@ -213,6 +220,7 @@ class Snapshotter:
         kept = self.store.confirmed()[:2]
         if len(kept) == 2:
             self.store.forget_below(kept[1].at)
+        self._state_bytes = len(kept[0].data) or self._state_bytes
         for stored in kept:
             stored.data = b""  # of a confirmed snapshot only the checkpoint is needed
         live = {session for group in self.world.groups.values() for session in group.sessions}
@@ -241,9 +249,11 @@ class Snapshotter:
     def _due(self, sessions: set[int]) -> bool:
         confirmed, end = self.confirmed_at, self.world.next_offset
         uncovered = end - max(confirmed, 0)
-        if uncovered < self.every_records or (self._seen_at > confirmed and end < self._seen_at + RETRY_RECORDS):
+        wanted = max(self.least_records, self._state_bytes // SNAPSHOT_BYTES_PER_RECORD)
+        least = min(self.every_records, wanted)
+        if uncovered < least or (self._seen_at > confirmed and end < self._seen_at + RETRY_RECORDS):
             return False
-        return uncovered >= self.every_records + self._rank(sessions) * STAGGER_RECORDS
+        return uncovered >= least + self._rank(sessions) * STAGGER_RECORDS
 
     def _rank(self, sessions: set[int]) -> int:
         """Returns how many live sessions of the log are older than the oldest one of this process (N8)."""

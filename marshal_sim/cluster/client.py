@@ -21,6 +21,7 @@ from marshal_py.client.messages.message import Message
 from marshal_py.client.values.options import PREFETCH_BYTES, ConsumerOptions, RetentionPolicy
 from marshal_py.errors import CoordinationError, MarshalError
 from marshal_py.protocol.claims import AtLeastOnce, ClaimPhase
+from marshal_py.protocol.duties import SNAPSHOT_EVERY_RECORDS
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
 from marshal_py.protocol.member.advisory import Advisory
@@ -122,7 +123,7 @@ class Client(Process):
 
     def _retention(self) -> RetentionPolicy:
         if not self.environment.keeps_snapshots:
-            return RetentionPolicy(evidence_dir=None)
+            return RetentionPolicy(evidence_dir=None, snapshot_records_min=SNAPSHOT_EVERY_RECORDS)
         every = EVERY_RECORDS_LEAST + int(self.environment.rng.random() * (EVERY_RECORDS_MOST - EVERY_RECORDS_LEAST))
         return RetentionPolicy(every, KEPT_INTERVALS * self.options.interval_ms / 1000, None)
 

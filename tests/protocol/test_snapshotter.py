@@ -37,10 +37,12 @@ def at(ms: int) -> Instant:
 class Process:
     """One process: a world and a keeper of its own over the common log."""
 
-    def __init__(self, log: DifferentialLog, client: str, interval_ms: int = INTERVAL_MS) -> None:
+    def __init__(
+        self, log: DifferentialLog, client: str, interval_ms: int = INTERVAL_MS, every: int = EVERY, least: int = EVERY
+    ) -> None:
         self.log, self.client, self.interval_ms = log, client, interval_ms
         self.world = World()
-        self.snapshotter = Snapshotter(self.world, EVERY, Random(client).randbytes)
+        self.snapshotter = Snapshotter(self.world, every, Random(client).randbytes, least)
         self.now_ms = 0
         self.session = log.join(client)
         self.proof_ms = 0
@@ -102,6 +104,24 @@ def test_the_first_in_rank_writes_and_another_vouches() -> None:
     assert not three.tick(10 * STAGGER_MS).send, "another process has"
     assert {p.snapshotter.confirmed_at for p in (one, two, three) if p.tick() is not None} == {written.at}
     assert not due(log, one), "counted from the confirmed one"
+
+
+@pytest.mark.parametrize("every", [10_000, 96])
+def test_a_larger_state_is_written_less_often(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    """N8: by the bytes of the newest confirmed snapshot, and at most as many records as the setting says."""
+    monkeypatch.setattr(duties, "SNAPSHOT_BYTES_PER_RECORD", 1)
+    log = DifferentialLog(exhaustive=False)
+    one, two = Process(log, "one", every=every), Process(log, "two", every=every)
+    grow(log, EVERY)
+    (written,) = due(log, one)
+    assert 96 < len(written.data) < 10_000
+    two.tick()
+    two.write(two.tick(STAGGER_MS))
+    one.read()
+    assert one.snapshotter.confirmed_at == written.at
+    grow(log, written.at + min(every, len(written.data)) - log.world.next_offset - 1)
+    assert not due(log, one)
+    assert due(log, one)
 
 
 def test_the_next_in_rank_writes_when_the_first_does_not() -> None:

@@ -93,8 +93,9 @@ class LogMaintenance:
         self._refused = False  # the cluster does not let this client delete records: an admin must (N12)
 
     def begin(self, world: World) -> None:
+        retention = self._context.retention
         self.snapshotters[world.log] = Snapshotter(
-            world, self._context.retention.snapshot_every_records, self._context.draw
+            world, retention.snapshot_every_records, self._context.draw, retention.snapshot_records_min
         )
         if world.began_at:
             self._check_due_ms[world.log] = self._context.clock.now().mono_ms + CHECK_AFTER_MS

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from marshal_py.client.values import position_text
 from marshal_py.client.values.info import ClaimInfo
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
-from marshal_py.protocol.duties import SNAPSHOT_EVERY_RECORDS
+from marshal_py.protocol.duties import SNAPSHOT_EVERY_RECORDS, SNAPSHOT_RECORDS_MIN
 from marshal_py.protocol.fold.policies import DEFAULT_POLICY, OWN_POLICIES, OWN_POLICY, RELEASING
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member import group_settings
@@ -270,6 +270,7 @@ class RetentionPolicy(NamedTuple):
     history_kept_s: float = HISTORY_KEPT_S
     # Where a consumer that ends with Diverged saves its state; "": the system's folder; None: nowhere.
     evidence_dir: str | None = ""
+    snapshot_records_min: int = SNAPSHOT_RECORDS_MIN
 
 
 # --- The options of a consumer
