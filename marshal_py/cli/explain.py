@@ -90,7 +90,8 @@ Explained: Final = with_fields(
 
 
 class GroupChange(Struct, frozen=True):
-    """What changed in a group. `settings`: "from" and "to" of each. `records`: how many of each type."""
+    """What changed in a group. `settings`: "from" and "to" of each. `records`: how many of each type. `left_out`: how
+    many records are older than those of `notable`."""
 
     group: str
     from_offset: int
@@ -102,6 +103,7 @@ class GroupChange(Struct, frozen=True):
     records: dict[str, int]
     notable: list[RecordLine]
     notices: list[str]
+    left_out: int
 
 
 class Divergence(Struct, frozen=True):
@@ -178,7 +180,7 @@ def _show(
     if partition is not None:
         _explain(options, group, partition, cut, begin, count)
     else:
-        _diff(options, group, begin, cut)
+        _diff(options, group, begin, cut, count)
 
 
 def sentences(options: ReadOptions, group: str, tp: TopicPartition, at_ms: int | None) -> list[str]:
@@ -269,7 +271,7 @@ def _sentences(group: str, found: Explanation, began_at: int, way_back: str) -> 
     yield from map(_text, found.lines)
 
 
-def _diff(options: ReadTableOptions, group: str, earlier: Cut, later: Cut) -> None:
+def _diff(options: ReadTableOptions, group: str, earlier: Cut, later: Cut, count: int) -> None:
     with _reader(group, options) as reader:
         world, records = reader.reaching(earlier, reader.offset_of(earlier))
         try:
@@ -279,9 +281,9 @@ def _diff(options: ReadTableOptions, group: str, earlier: Cut, later: Cut) -> No
     if not found.records:
         _known(group, options)  # else nothing happened between them
     _check_end(later, found.to_offset)
-    notices = _notices(options, group, later)
+    notices, left_out = _notices(options, group, later), max(0, len(found.notable) - count)
     if not options.for_people:
-        notable = [_line(line) for line in found.notable]
+        notable = [_line(line) for line in found.notable[left_out:]]
         options.show(
             GroupChange(
                 group=group,
@@ -297,6 +299,7 @@ def _diff(options: ReadTableOptions, group: str, earlier: Cut, later: Cut) -> No
                 records=dict(found.records),
                 notable=notable,
                 notices=notices,
+                left_out=left_out,
             ),
             notable,
             RecordLine.__struct_fields__,
@@ -309,16 +312,25 @@ def _diff(options: ReadTableOptions, group: str, earlier: Cut, later: Cut) -> No
     for session, name in found.ended:
         print(f"- {name} ended (session {session})")
     for key, (old, new) in found.settings.items():
-        print(f"{key}: {old} -> {new}")
+        print(f"{key.replace('_', ' ')}: {_in_words(old)} -> {_in_words(new)}")
     for tp, pair in found.partitions.items():
         places = [f"{one.client_id or 'nobody'} at {'none' if one.position == NONE else one.position}" for one in pair]
         print(f"{tp}: {' -> '.join(places)}")
-    for line in found.notable:
+    if left_out:
+        print(f"({left_out} older records left out)")
+    for line in found.notable[left_out:]:
         print(_text(line))
-    for kind, count in found.records.items():
-        print(f"{count} x {kind}")
+    for kind, number in found.records.items():
+        print(f"{number} x {kind}")
     for notice in notices:
         print(f"! {notice}")
+
+
+def _in_words(value: Any) -> str:
+    """Returns the value of a setting, or those of all topics."""
+    if isinstance(value, dict):
+        value = ", ".join(f"{topic} {each or 'unknown'}" for topic, each in value.items())
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value or "none")
 
 
 def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord], as_json: bool) -> None:

@@ -157,6 +157,18 @@ def test_what_a_broken_consumer_held_is_compared_with_the_log(billing: str, dump
 # --- verify
 
 
+def test_what_changed_in_a_group_is_as_short_as_asked_and_in_words(billing: str, dumped: Path) -> None:
+    asked = ("explain", billing, "--since", "earliest", "--dump", str(dumped))
+    whole, short = (Shell("").json(*asked, "-n", count) for count in ("100", "1"))
+    assert whole["left_out"] == 0
+    assert (short["notable"], short["left_out"]) == (whole["notable"][-1:], len(whole["notable"]) - 1)
+    lines = Shell("").run(*asked, "-n", "1").stdout.splitlines()
+    assert f"({short['left_out']} older records left out)" in lines
+    assert not [line for line in lines if "{" in line]
+    (topics,) = (line for line in lines if line.startswith("topics: "))
+    assert topics.startswith("topics: none -> ")
+
+
 def test_verify_agrees_with_the_cluster_and_with_its_dump(shell: Shell, billing: str, dumped: Path) -> None:
     for found in (shell.json("verify"), Shell("").json("verify", "--dump", str(dumped))):
         assert (found["ok"], found["first"], found["differences"]) == (True, None, [])
