@@ -114,13 +114,13 @@ requirements: $(TEST_STAMP)
 soak: $(TEST_STAMP)
 	$(BIN)/python -m tests.support.soak $(ARGS)
 
-# FAULTS=kill,link,... are some of the faults, PLANT=late-heartbeat-wins is a bug that the judge must find (exit code 1).
+# torture.jsonl keeps what ran, for the table of totals at the end. FAULTS=kill,link,... are some of the faults,
+# PLANT=late-heartbeat-wins is a bug that the judge must find (exit code 1).
 torture: $(TEST_STAMP)
 	$(BIN)/python -m tests.rigs.torture $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(PLANT),--plant $(PLANT)) $(ARGS)
 
 torture-matrix: $(TEST_STAMP)
-	@mkdir -p build
-	$(BIN)/python -m tests.rigs.torture --rows 99 --seconds $(or $(SECONDS),2400) --seed $(or $(SEED),1) --out build/torture.json $(ARGS)
+	$(BIN)/python -m tests.rigs.torture --rows 99 --resume --seconds $(or $(SECONDS),2400) --seed $(or $(SEED),1) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,7 +20,7 @@ from marshal_sim.oracle.snapshot import FOLD_VERSION
 from tests.support import wire
 from tests.support.evidence import NEVER, Delivery, Evidence, Failure, Fault, JournalReader, Life, Record
 from tests.support.journal import Journal, Tail
-from tests.support.judge import Judgement, judge
+from tests.support.judge import BESIDE, TAKE_OVER, Judgement, judge
 
 MS = 1_000_000
 GROUP, TOPIC = "g", "t"
@@ -675,6 +675,26 @@ def test_an_owner_that_got_no_time_is_counted() -> None:
     found = run.builder.judge()
     assert found.violations == []
     assert found.counters["starved"] == 1
+
+
+@pytest.mark.parametrize(
+    ("faults", "plain", "beside"),
+    [
+        ([(500, "link", ""), (599, "link_whole", "")], [2_360], []),  # "a" was last heard of at 600
+        ([(650, "link", ""), (690, "link_whole", "")], [], [2_270]),
+        ([(650, "broker_kill", "1"), (650, "link", ""), (2_000, "link_whole", "")], [], [960]),
+        ([(650, "link", ""), (2_000, "link_whole", ""), (2_700, "stop", "b"), (2_900, "cont", "b")], [], [60]),
+        ([(650, "stop", "c"), (2_000, "cont", "c")], [2_360], []),
+    ],
+)
+def test_a_take_over_beside_another_fault_counts_from_its_end(
+    faults: list[tuple[int, str, str]], plain: list[int], beside: list[int]
+) -> None:
+    builder = alo().builder
+    for ms, kind, who in faults:
+        builder.fault(ms, kind, who)
+    found = builder.judge().latencies_ms
+    assert (found[TAKE_OVER], found[BESIDE]) == (plain, beside)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+import marshal_py
 from marshal_py.client.values.options import ConsumerOptions
 from tests.rigs import torture
-from tests.rigs.torture import FAULTS, ROWS, Outcome, chosen, kept, options_of, table
+from tests.rigs.torture import FAULTS, ROWS, Outcome, chosen, keep, kept, options_of, table
+from tests.support.judge import BESIDE, TAKE_OVER
 
 VOID = 2  # the exit code
 SEEDS_MAX = 3
@@ -36,32 +38,35 @@ def test_a_fault_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert "earthquake: some of kill," in capsys.readouterr().err
 
 
-def test_a_matrix_goes_on_where_it_stopped_and_says_what_it_has(tmp_path: Path) -> None:
-    counters = {"deliveries": 12, "redelivered": 3, "takeovers": 2, "handovers": 1}
-    done = Outcome(ROWS[0].name, 1, {"kill": 2}, counters, [2_000, 4_000], ["S3: no"], "2 take-overs, 3 are needed")
-    out = tmp_path / "torture.json"
-    options = options_of(["--out", str(out)])
-    assert kept(options) == []
-    out.write_text(json.dumps([vars(done)]))
-    assert kept(options) == [done]
-    options.totals = tmp_path / "proof.json"
-    torture.add_up(options, [done])
-    torture.add_up(options, [done])
-    (totals,) = json.loads(options.totals.read_text())
-    assert totals["totals"] == {"torture_rows": 2, "torture_steps": 4, "torture_takeovers": 4, "torture_deliveries": 24}
-    assert totals["failures"] == [f"python -m tests.rigs.torture --seed 1 --row '{done.row}' --seconds 300"] * 2
-    _, line = table([done]).splitlines()
-    assert line.removeprefix(ROWS[0].name).split() == [
-        *("2", "12", "3", "2", "3.0", "5.9", "1", "1"),
-        *("void:", "2", "take-overs,", "3", "are", "needed"),
+def test_a_matrix_goes_on_where_it_stopped_and_adds_its_runs_up(tmp_path: Path) -> None:
+    out = tmp_path / "torture.jsonl"
+    assert kept(out) == []
+    row, now = ROWS[0].name, marshal_py.__version__
+    counters = {"deliveries": 12, "redelivered": 3, "takeovers": 3, "handovers": 1}
+    times = {TAKE_OVER: [2_000, 4_000], BESIDE: [700], "hand-over": [300]}
+    steps = {"start": 2, "kill": 2, "freeze": 1, "broker_link": 3, "broker_disk": 4, "late": 5}
+    first = Outcome(now, row, 1, 1_800, steps, counters, times, ["S3: no"], "")
+    second = Outcome(now, row, 2, 1_800, {"kill": 1}, counters, {**times, TAKE_OVER: []}, [], "too little")
+    for outcome in (first, second, dataclasses.replace(first, version="0.0.1")):
+        keep(out, outcome)
+    assert kept(out) == [first, second]
+    options = ["--row", row, "--resume", "--out", str(out)]
+    assert torture.torture(options_of([*options, "--seed", "1"]), tmp_path) == [first]
+    assert torture.main([*options, "--seed", "1"]) == 1, "one of its violations"
+    _, line = table([first, second]).splitlines()
+    assert line.removeprefix(row).split() == [
+        *("1.00", "3", "1", "4", "3", "5", "24", "6"),
+        *("2", "3.0", "4.0", "2", "0.7", "0.7", "2", "1"),
+        *("void:", "too", "little"),
     ]
+    assert table([first, dataclasses.replace(second, row=ROWS[1].name)]).splitlines()[-1].startswith("all   ")
 
 
 @pytest.mark.proof
 @pytest.mark.timeout(600)
 def test_a_minute_of_every_fault(tmp_path: Path) -> None:
     """A run in which nobody took over from anybody says nothing: on a busy machine one may come to that."""
-    options, codes = ["--seconds", "60", "--totals", str(tmp_path / "proof.json")], [VOID]
+    options, codes = ["--seconds", "60", "--out", str(tmp_path / "torture.jsonl")], [VOID]
     while codes[-1] == VOID and len(codes) <= SEEDS_MAX:
         codes.append(torture.main([*options, "--seed", str(len(codes))]))
     assert codes[-1] == 0

@@ -33,12 +33,13 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+import marshal_py
 from marshal_sim.oracle.wire import parse_envelope
 from tests.rigs.links import KINDS, Link, Links
 from tests.rigs.shim import Shim
 from tests.support.brokers import JvmNodes, free_ports
-from tests.support.process_scenario import QUERY_WORKER, WORKER, ProcessScenario
-from tests.support.soak import ROOT, add, load, save
+from tests.support.judge import BESIDE, TAKE_OVER
+from tests.support.process_scenario import QUERY_WORKER, ROOT, WORKER, ProcessScenario
 
 NODES: Final = 3
 PARTITIONS: Final = 12
@@ -93,13 +94,15 @@ ROWS: Final = (
 
 @dataclasses.dataclass
 class Outcome:
-    """What a row came to. `takeovers_ms`: from an owner's last sign of life to its successor's first delivery."""
+    """What a row came to. `latencies_ms`: those of tests/support/judge.py."""
 
+    version: str  # of the package
     row: str
     seed: int
+    seconds: float  # of faults
     steps: dict[str, int]
     counters: dict[str, int]
-    takeovers_ms: list[int]
+    latencies_ms: dict[str, list[int]]
     violations: list[str]
     void: str
 
@@ -160,8 +163,11 @@ class Torture:
         wanted = int("kill" in self._faults and "last_will" not in self.row.worker)
         found = run.finish(takeovers=wanted, deliveries=500, settle_s=SETTLE_S)
         print(found, flush=True)
-        times, violations = sorted(found.latencies_ms["take-over"]), [str(one) for one in found.violations]
-        return Outcome(self.row.name, self.seed, dict(self.steps), found.counters, times, violations, found.void)
+        violations = [str(one) for one in found.violations]
+        return Outcome(
+            *(marshal_py.__version__, self.row.name, self.seed, seconds, dict(self.steps)),
+            *(found.counters, found.latencies_ms, violations, found.void),
+        )
 
     def _pick(self) -> str:
         return self._chance.choices(self._faults, [WEIGHTS[fault] for fault in self._faults])[0]
@@ -172,9 +178,10 @@ class Torture:
 
     def _tell(self, kind: str, who: str) -> None:
         self.steps[kind] += 1
-        at = time.monotonic() - self._began
+        ns = time.monotonic_ns()
+        at = ns / 1e9 - self._began
         with (self._folder / "steps.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"row": self.row.name, "at_s": round(at, 3), "step": kind, "who": who}) + "\n")
+            file.write(json.dumps({"row": self.row.name, "ns": ns, "step": kind, "who": who}) + "\n")
         print(f"  {at:7.2f} s  {kind} {who}", flush=True)
 
     @contextlib.contextmanager
@@ -335,10 +342,10 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--row", action="append", choices=[row.name for row in ROWS], help="this row alone")
     parser.add_argument("--plant", default="", help="a bug for every worker: late-heartbeat-wins, or a mutant's number")
     parser.add_argument(
-        "--out", type=Path, help="a file with the outcome of each row; rows that it has are not run again"
+        "--out", type=Path, default=ROOT / "torture.jsonl", help="gets a line per row that ran without a plant"
     )
-    parser.add_argument("--totals", type=Path, default=ROOT / "proof.json", help="where a run without a plant adds up")
-    parser.add_argument("--keep", type=Path, help="a folder for journals, logs and steps")
+    parser.add_argument("--resume", action="store_true", help="run no row that it has of this seed and version")
+    parser.add_argument("--keep", type=Path, help="where to make a folder for journals, logs and steps, and to keep it")
     options = parser.parse_args(arguments)
     if options.plant in PLANTS:
         options.plant, row, faults = PLANTS[options.plant]
@@ -374,8 +381,10 @@ def cluster(folder: Path, faults: tuple[str, ...]) -> Iterator[Brokers]:
 def torture(options: argparse.Namespace, folder: Path) -> list[Outcome]:
     rows = chosen(options)
     print(f"seed {options.seed}, {len(rows)} rows of {options.seconds / len(rows):.0f} s, {', '.join(options.faults)}")
-    outcomes = kept(options)
-    rows = [row for row in rows if (row.name, options.seed) not in {(one.row, one.seed) for one in outcomes}]
+    outcomes = [one for one in kept(options.out) if one.seed == options.seed] if options.resume else []
+    rows, seconds = [row for row in rows if row.name not in {one.row for one in outcomes}], options.seconds / len(rows)
+    if not rows:
+        return outcomes
     with cluster(folder / "kafka", options.faults) as brokers:
         direct = ",".join(brokers.nodes.addresses.values())
         for number, row in enumerate(rows):
@@ -388,66 +397,74 @@ def torture(options: argparse.Namespace, folder: Path) -> list[Outcome]:
             with ProcessScenario(
                 direct, folder / f"row-{number}", [topic], delivery=row.delivery, seed=options.seed % 1_000, **worker
             ) as run:
-                outcomes.append(torturing.run(run, options.seconds / len(rows)))
-            if options.out is not None:
-                options.out.write_text(json.dumps([dataclasses.asdict(one) for one in outcomes], indent=1))
+                outcomes.append(torturing.run(run, seconds))
+            if not options.plant:
+                keep(options.out, outcomes[-1])
     return outcomes
 
 
-def kept(options: argparse.Namespace) -> list[Outcome]:
-    """What an earlier run has written to `--out`: those rows are not run again."""
-    if options.out is None or not options.out.exists():
-        return []
-    return [Outcome(**one) for one in json.loads(options.out.read_text())]
+def keep(out: Path, outcome: Outcome) -> None:
+    """Adds a line to the file of outcomes; several runs may do so at once."""
+    with out.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
+
+
+def kept(out: Path) -> list[Outcome]:
+    """The outcomes of this version of the package."""
+    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
+    return [one for one in (Outcome(**json.loads(line)) for line in lines) if one.version == marshal_py.__version__]
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """One line per row: what happened, and what it came to."""
+    """One line per row: what happened, and what it came to. The runs of a row are added up."""
     lines = [
-        f"{'row':<24}{'steps':>6}{'messages':>10}{'again':>7}{'take-overs':>11}{'p50 s':>7}{'p99 s':>7}{'moves':>7}"
+        f"{'row':<24}{'hours':>6}{'kills':>7}{'freezes':>8}{'brokers':>8}{'links':>7}{'others':>7}{'messages':>10}"
+        f"{'again':>7}{'take-overs':>11}{'p50 s':>7}{'p99 s':>7}{'beside':>8}{'p50 s':>7}{'p99 s':>7}{'moves':>7}"
         f"{'violations':>11}"
     ]
-    for one in outcomes:
-        times = one.takeovers_ms
-        p50, p99 = (f"{statistics.quantiles(times, n=100)[at] / 1000:.1f}" if len(times) > 1 else "" for at in (49, 98))
-        lines.append(
-            f"{one.row:<24}{sum(one.steps.values()):>6}{one.counters['deliveries']:>10}{one.counters['redelivered']:>7}"
-            f"{one.counters['takeovers']:>11}{p50:>7}{p99:>7}{one.counters['handovers']:>7}{len(one.violations):>11}"
-            + (f"  void: {one.void}" if one.void else "")
-        )
-    return "\n".join(lines)
+    rows = list(dict.fromkeys(one.row for one in outcomes))
+    groups = [[one for one in outcomes if one.row == row] for row in rows]
+    lines += [_line(row, group) for row, group in zip(rows, groups, strict=True)]
+    return "\n".join(lines if len(rows) < 2 else [*lines, _line("all", outcomes)])
 
 
-def add_up(options: argparse.Namespace, outcomes: list[Outcome]) -> None:
-    """Adds what was just run to the totals of this version and machine, beside those of `make soak`."""
-    loaded = load(options.totals)
-    now = loaded["now"]
+def _line(name: str, outcomes: list[Outcome]) -> str:
+    steps, counters = Counter[str](), Counter[str]()
     for one in outcomes:
-        add(now, "torture_rows", 1)
-        add(now, "torture_steps", sum(one.steps.values()))
-        for name in ("takeovers", "deliveries"):
-            add(now, f"torture_{name}", one.counters[name])
-        if one.violations:
-            failed = f"python -m tests.rigs.torture --seed {one.seed} --row '{one.row}' --seconds {options.seconds:g}"
-            now["failures"].append(failed)
-    save(options.totals, loaded["runs"])
+        steps.update(one.steps)
+        counters.update(one.counters)
+    of = Counter(kill=steps["kill"], freeze=steps["freeze"])
+    for kind in FAULTS:
+        of["link" if "link" in kind else "broker" if "broker" in kind else ""] += steps[kind]
+    of[""] -= of["kill"] + of["freeze"]
+    hours = sum(one.seconds for one in outcomes) / HOUR_S
+    line = f"{name:<24}{hours:>6.2f}{of['kill']:>7}{of['freeze']:>8}{of['broker']:>8}{of['link']:>7}{of['']:>7}"
+    line += f"{counters['deliveries']:>10}{counters['redelivered']:>7}"
+    for kind in (TAKE_OVER, BESIDE):
+        times = [ms / 1000 for one in outcomes for ms in one.latencies_ms[kind]]
+        cuts = statistics.quantiles(times, n=100, method="inclusive") if len(times) > 1 else times * 99
+        p50, p99 = (f"{cuts[at]:.1f}" if cuts else "" for at in (49, 98))
+        line += f"{len(times):>{11 if kind == TAKE_OVER else 8}}{p50:>7}{p99:>7}"
+    line += f"{counters['handovers']:>7}{sum(len(one.violations) for one in outcomes):>11}"
+    void = "; ".join(one.void for one in outcomes if one.void)
+    return line + f"  void: {void}" * bool(void)
 
 
 def main(arguments: list[str]) -> int:
     options = options_of(arguments)
-    folder = options.keep or Path(tempfile.mkdtemp(prefix="marshal_torture_"))
-    folder.mkdir(parents=True, exist_ok=True)
-    earlier = len(kept(options))
+    if options.keep is not None:
+        options.keep.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="marshal_torture_", dir=options.keep))
     try:
         outcomes = torture(options, folder)
     finally:
-        for part in ("kafka", "shim"):
-            shutil.rmtree(folder / part, ignore_errors=True)
-    if not options.plant:
-        add_up(options, outcomes[earlier:])
+        for data in (*folder.glob("kafka/*/data"), folder / "shim"):
+            shutil.rmtree(data, ignore_errors=True)
     print(table(outcomes))
     violated = sum(len(one.violations) for one in outcomes)
     print(f"{violated} violations; seed {options.seed}")
+    if not options.plant:
+        print(f"all runs in {options.out}:\n{table(kept(options.out))}")
     if not violated and options.keep is None:
         shutil.rmtree(folder, ignore_errors=True)
     else:

@@ -57,13 +57,14 @@ SILENT_INTERVALS: Final = QUIET_INTERVALS + 1  # after a stop: T10's, and one to
 CLEAN, FAILED_CLOSED = 0, 3  # exit codes that a worker returns on purpose
 UNSOUND: Final = frozenset({"CoordinationError", "GroupOpaque"})  # errors that blame the log
 JOIN: Final = 1  # PROTOCOL.md 4.2
+TAKE_OVER, BESIDE = "take-over", "take-over beside another fault"
 
 
 @dataclass
 class Judgement:
     violations: list[Violation]
     counters: dict[str, int]
-    latencies_ms: dict[str, list[int]]  # of take-overs and hand-overs, for the report only
+    latencies_ms: dict[str, list[int]]  # of each kind of move, for the report only
     void: str  # why the run proves nothing; "" if it does
     histories: list[History] = field(repr=False)
 
@@ -107,7 +108,7 @@ def judge(evidence: Evidence, *, takeovers_min: int = TAKEOVERS_MIN, deliveries_
         void = f"{counters['takeovers']} take-overs, {takeovers_min} are needed"
     elif counters["deliveries"] < deliveries_min:
         void = f"{counters['deliveries']} deliveries, {deliveries_min} are needed"
-    return Judgement(found, counters, _latencies_ms(histories), void, histories)
+    return Judgement(found, counters, _latencies_ms(evidence, histories), void, histories)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -262,6 +263,19 @@ def _troubles(evidence: Evidence) -> Iterator[tuple[int, int]]:
                 yield since_ns, fault.ns
 
 
+def _stops(evidence: Evidence, life: Life) -> Iterator[tuple[int, int]]:
+    """The times in which SIGSTOP held it."""
+    stopped_ns = 0
+    for fault in evidence.faults:
+        if fault.who == life.client and fault.kind == "stop":
+            stopped_ns = fault.ns
+        elif fault.who == life.client and fault.kind == "cont" and stopped_ns:
+            yield stopped_ns, fault.ns
+            stopped_ns = 0
+    if stopped_ns:
+        yield stopped_ns, NEVER
+
+
 def _ended_early(evidence: Evidence, life: Life) -> bool:
     """Whether SIGTERM ended it before its consumer was there to be stopped."""
     asked = any((fault.kind, fault.who) == ("term", life.client) for fault in evidence.faults)
@@ -285,18 +299,12 @@ def _absences(evidence: Evidence, history: History) -> Iterator[Absence]:
             # The time at which a process ended itself is unknown; its end is noted when the scenario looks.
             last_ns = max(life.beats, default=life.start_ns) if life.exit_code else life.end_ns
             yield Absence(life.client, (_killed_ns(evidence, life) or last_ns) / NS, NEVER, GONE)
-        stopped_ns = 0
         for fault in evidence.faults:
             if fault.who == life.client and fault.kind in ("kill", "term"):
                 yield Absence(life.client, fault.ns / NS, NEVER, fault.kind)
-            elif fault.who == life.client and fault.kind == "stop":
-                stopped_ns = fault.ns
-            elif fault.who == life.client and fault.kind == "cont":
-                until_ms = fault.ns / NS + SILENT_INTERVALS * intervals.get(life.client, 1_000)
-                yield Absence(life.client, stopped_ns / NS, until_ms, "stop")
-                stopped_ns = 0
-        if stopped_ns:
-            yield Absence(life.client, stopped_ns / NS, NEVER, "stop")
+        for since_ns, until_ns in _stops(evidence, life):
+            rest_ms = SILENT_INTERVALS * intervals.get(life.client, 1_000)
+            yield Absence(life.client, since_ns / NS, until_ns / NS + rest_ms, "stop")
         for before, after in pairwise([life.start_ns, *life.beats, *([life.end_ns] if life.end_ns < NEVER else [])]):
             yield Absence(life.client, before / NS, after / NS, STARVED)
 
@@ -330,18 +338,30 @@ def _counters(evidence: Evidence, histories: list[History]) -> dict[str, int]:
     }
 
 
-def _latencies_ms(histories: list[History]) -> dict[str, list[int]]:
-    """From the owner's last sign of life to the successor's first delivery; reported, never judged."""
-    found: dict[str, list[int]] = {"take-over": [], "hand-over": []}
+def _latencies_ms(evidence: Evidence, histories: list[History]) -> dict[str, list[int]]:
+    """From the owner's last sign of life to the successor's first delivery; reported, never judged. BESIDE are the
+    take-overs that another fault overlaps: of brokers, of links, of the successor. They count from its end."""
+    found: dict[str, list[int]] = {TAKE_OVER: [], BESIDE: [], "hand-over": []}
+    troubles = [(since_ns / NS, until_ns / NS, "") for since_ns, until_ns in _troubles(evidence)]
+    for life in evidence.lives.values():
+        troubles += [(since_ns / NS, until_ns / NS, life.client) for since_ns, until_ns in _stops(evidence, life)]
     for history in histories:
         first: dict[tuple[str, int], float] = {}
         for d in history.deliveries:
             first.setdefault((d.group, d.epoch), d.begin_ms)
         for old, new in (pair for claims in history.by_key.values() for pair in pairwise(claims)):
             begin_ms = first.get((new.key[0], new.epoch))
-            if begin_ms is not None and old.session != new.session and old.ended_by:
-                kind = "take-over" if old.ended_by == "Evict" else "hand-over"
-                found[kind].append(round(begin_ms - _since_ms(history, old)))
+            if begin_ms is None or old.session == new.session or not old.ended_by:
+                continue
+            since_ms, kind = _since_ms(history, old), "hand-over"
+            if old.ended_by == "Evict":
+                beside = [
+                    until_ms
+                    for start_ms, until_ms, client in troubles
+                    if client in ("", new.client_id) and start_ms < begin_ms and until_ms > since_ms
+                ]
+                kind, since_ms = BESIDE if beside else TAKE_OVER, min(begin_ms, max([since_ms, *beside]))
+            found[kind].append(round(begin_ms - since_ms))
     return found
 
 

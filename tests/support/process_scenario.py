@@ -346,9 +346,11 @@ class ProcessScenario:
         return judge(evidence, takeovers_min=takeovers, deliveries_min=deliveries)
 
     def _keep_log(self) -> None:
-        """Writes the raw log next to the journals, for the analysis of a violation."""
+        """Writes the raw log and the faults next to the journals, for the analysis of a violation."""
         with (self.folder / "log.jsonl").open("w") as file:
             for log, records in self.recorder.logs.items():
                 for record in records:
                     value = None if record.value is None else record.value.hex()
                     file.write(json.dumps({"log": log, **record._asdict(), "value": value}) + "\n")
+        with (self.folder / "faults.jsonl").open("w") as file:
+            file.writelines(json.dumps(fault._asdict()) + "\n" for fault in self.evidence.faults)
