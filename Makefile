@@ -114,7 +114,7 @@ requirements: $(TEST_STAMP)
 soak: $(TEST_STAMP)
 	$(BIN)/python -m tests.support.soak $(ARGS)
 
-# torture.jsonl keeps what ran, for the table of totals at the end. FAULTS=kill,link,... are some of the faults,
+# torture.jsonl keeps what ran, for the table of totals at the end. FAULTS=kill,link,... are some of the faults or none,
 # PLANT=late-heartbeat-wins is a bug that the judge must find (exit code 1).
 torture: $(TEST_STAMP)
 	$(BIN)/python -m tests.rigs.torture $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(PLANT),--plant $(PLANT)) $(ARGS)

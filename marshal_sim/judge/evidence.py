@@ -336,6 +336,7 @@ class Evidence:
     gone_ms: float = -1  # when somebody deleted the topic
     settled: int | None = None  # how long the log was when all should have been done and owned; None: as it ended
     kept: dict[Client, float] = field(default_factory=dict)  # by client: when it last kept its will, if that is known
+    told: dict[int, float] = field(default_factory=dict)  # offset of a heartbeat -> when its client began to write it
     letters: list[DeadLetter] = field(default_factory=list)
     deliveries_max: int | None = None  # with a dead-letter topic: no message gets a delivery of a higher number
     # By client that is a streaming query: its checkpoint. A query may ack what it did under an earlier claim.

@@ -312,7 +312,8 @@ class History:
         if kind == "Heartbeat" and facts is not None:
             cloned = bool(facts.heartbeats.keys() - {sender})
             late = cloned or sent_ms < max(facts.heartbeats.values(), default=-1)
-            facts.heartbeats[sender] = max(facts.heartbeats.get(sender, -1), sent_ms)
+            told_ms = self.evidence.told.get(offset, sent_ms)  # acks after it need not be in there
+            facts.heartbeats[sender] = max(facts.heartbeats.get(sender, -1), told_ms)
             for entry in fields["claims"]:
                 named = self.claims.get((group, entry["epoch"]))
                 if named is not None and named.end > offset and named.session == fields["session"]:

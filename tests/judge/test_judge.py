@@ -710,6 +710,18 @@ def test_only_who_was_asked_to_stop_before_it_could_may_end_by_sigterm(
     assert [violation.invariant for violation in builder.judge().violations if violation.invariant == "S13"] == found
 
 
+@pytest.mark.parametrize(("since_ms", "found"), [(None, {"S9"}), (580, set()), (583, {"S9"})])
+def test_a_heartbeat_needs_to_say_what_was_acked_before_it_was_written(since_ms: int | None, found: set[str]) -> None:
+    run = alo()
+    late = delivery(run, "a", 0, 6)
+    late.begin_ns, late.gate_ns, late.end_ns, late.ack_ns = 550 * MS, 550 * MS, 560 * MS, 570 * MS
+    (beat,) = (record.value for record in run.builder.records if record.sent_ns == 600 * MS)
+    assert beat is not None
+    if since_ms is not None:
+        run.builder.evidence.told[beat] = since_ms * MS
+    assert run.builder.invariants() == found
+
+
 def test_a_lost_range_excuses_what_it_names() -> None:
     run = alo()
     run.builder.evidence.deliveries.remove(delivery(run, "a", 0, 2))

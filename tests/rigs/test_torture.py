@@ -23,6 +23,7 @@ def test_which_rows_and_faults_a_seed_stands_for() -> None:
     assert [row.name for row in chosen(options_of(["--seed", "9", "--rows", "99"]))] == [row.name for row in ROWS]
     assert options_of([]).faults == FAULTS
     assert options_of(["--faults", "kill,link"]).faults == ("kill", "link")
+    assert options_of(["--faults", "none"]).faults == ()
     planted = options_of(["--plant", "late-heartbeat-wins"])
     assert (planted.plant, planted.faults, len(chosen(planted))) == ("P4", ("late",), 1)
 
@@ -35,7 +36,7 @@ def test_every_row_has_options_that_a_consumer_takes() -> None:
 def test_a_fault_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         options_of(["--faults", "kill,earthquake"])
-    assert "earthquake: some of kill," in capsys.readouterr().err
+    assert "earthquake: none, or some of kill," in capsys.readouterr().err
 
 
 def test_a_matrix_goes_on_where_it_stopped_and_adds_its_runs_up(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ FAULTS: Final = (
     *("broker_kill", "broker_freeze", "broker_clock", "broker_disk", "broker_link"),
 )
 WEIGHTS: Final = dict(zip(FAULTS, (4, 3, 2, 2, 1, 2, 4, 1, 1, 1, 1, 1), strict=True))
+NONE: Final = "none"  # no fault
 HOUR_S: Final = 3_600
 SHIMMED: Final = frozenset({"broker_clock", "broker_disk"})
 HEARTBEAT: Final = 2  # PROTOCOL.md 4.2
@@ -147,8 +148,8 @@ class Torture:
         self._began = time.monotonic()
         until = self._began + seconds
         while time.monotonic() < until:
-            kinds = [self._pick()]
-            if self._chance.random() < 0.25:
+            kinds = [self._pick()] if self._faults else []
+            if self._faults and self._chance.random() < 0.25:
                 kinds += [kind for kind in [self._pick()] if kind != kinds[0]]
             with contextlib.ExitStack() as healing:
                 for kind in kinds:
@@ -337,7 +338,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.rigs.torture", description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=300.0, help="of faults, divided among the rows")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--faults", default="", help=f"some of {','.join(FAULTS)}; all by default")
+    parser.add_argument("--faults", default="", help=f"none, or some of {','.join(FAULTS)}; all by default")
     parser.add_argument("--rows", type=int, default=2, help="how many of the matrix, from the seed on")
     parser.add_argument("--row", action="append", choices=[row.name for row in ROWS], help="this row alone")
     parser.add_argument("--plant", default="", help="a bug for every worker: late-heartbeat-wins, or a mutant's number")
@@ -350,9 +351,9 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     if options.plant in PLANTS:
         options.plant, row, faults = PLANTS[options.plant]
         options.row, options.faults = options.row or [row], options.faults or faults
-    options.faults = tuple(options.faults.split(",")) if options.faults else FAULTS
+    options.faults = () if options.faults == NONE else tuple(options.faults.split(",")) if options.faults else FAULTS
     if unknown := set(options.faults) - set(FAULTS):
-        parser.error(f"--faults {','.join(sorted(unknown))}: some of {','.join(FAULTS)}")
+        parser.error(f"--faults {','.join(sorted(unknown))}: {NONE}, or some of {','.join(FAULTS)}")
     return options
 
 

@@ -96,6 +96,7 @@ class Evidence:
     reports: list[ToolReport] = field(default_factory=list)
     forged: set[tuple[int, int]] = field(default_factory=set)  # (log, offset) that a raw producer wrote
     hand_over_intervals: int | None = None  # so long a hand-over waits for handlers, if the run limits it
+    told: dict[bytes, int] = field(default_factory=dict)  # a heartbeat's value -> since when it was written, ns
     settled: dict[int, int] = field(default_factory=dict)  # log -> end when all had healed and all should be done
 
 
@@ -133,6 +134,8 @@ class JournalReader:
                 self._life[file].joined_ns = line["ns"]
             elif kind == "beat":
                 self._life[file].beats.append(line["ns"])
+            elif kind == "told":
+                self.evidence.told[bytes.fromhex(line["v"])] = line["since"]
             elif kind == "kill":  # by itself, at a moment that nobody else can see
                 self.evidence.faults.append(Fault(line["ns"], "kill", self._life[file].client))
             elif kind in ("begin", "end", "ack"):

@@ -13,6 +13,7 @@ Kinds of lines (`e`), with `ns` = CLOCK_MONOTONIC, which all processes of one ho
   error   name, text, closed                   the library raised
   event   kind, t, p, from, to, text           an advisory of the library
   beat                                         the process is being scheduled, whatever the library does
+  told    since, v                             a heartbeat (its value) that the library began to write at `since`
   made    t, p, o                              a producer's record was acknowledged
   gone                                         the process ends by itself
   kill                                         the process is about to end itself by kill -9

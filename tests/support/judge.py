@@ -8,6 +8,8 @@ This file translates the evidence of processes into their terms (`logs_of`), der
 - A record counts as appended when it was sent, and as read when the recorder's own consumer had it. So S3 is one-sided:
   no delivery's *gate* (the library's last look at a clock before the handler; the worker measures it) lies after the
   moment at which the recorder had another session's claim. What lies between gate and call (X3) is counted.
+- A thread may be without a turn between writing a heartbeat and the call of produce(). Workers journal when they began
+  to write it, and only acks before that must be in it (S9).
 - How much a client had read at a given time is unknown; what it had sent is known. A lease counts from the newest
   extension that was sent by then (T8), and a claim ends for its owner when it sends its Release or Leave (T16).
 - V1 to V3 are not judged as times, which are reported, but at the settled point, which the scenario waited for with a
@@ -175,6 +177,8 @@ def _log(evidence: Evidence, number: int, root: bytes, count: int) -> neutral.Ev
         if record.value is not None and record.offset not in found.foreign_records:
             first_ms = found.sent.get(record.value, (record.sent_ns / NS,))[0]
             found.sent[record.value] = (first_ms, record.sent_ns / NS, None)
+            if record.value in evidence.told:
+                found.told[record.offset] = min(record.sent_ns, evidence.told[record.value]) / NS
     found.log, found.appended_ms, found.read_ms = values, appended_ms, read_ms
     for client in _joined(values):
         if client not in evidence.lives:

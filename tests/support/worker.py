@@ -8,9 +8,9 @@ library that ended the consumer, 1 after any other error.
 In at-least-once mode, messages go to a small pool of threads, so that acks come late and out of order, and a handler
 that raises is called again later. In at-most-once mode, they are handled in the thread that fetches them.
 
-The worker replaces two parts of the library. `WatchedClock` records when the library last read the clock before a
-handler began (the journal's `gate`). `die_at_grant` kills the process inside the library, at a moment that no other
-process could hit.
+The worker replaces three parts of the library. `WatchedClock` records when the library last read the clock before a
+handler began (the journal's `gate`). `journal_heartbeats` notes when it read the clock before it wrote a heartbeat.
+`die_at_grant` kills the process inside the library, at a moment that no other process could hit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import marshal_py
+from marshal_py.client.connection import Outbox
 from marshal_py.client.values.options import BOUNDS
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.kafka import KafkaLog, KafkaTransport
@@ -40,7 +42,7 @@ POOL_QUEUE_MAX = 40  # chunks that wait for a thread; more would only make a sto
 FETCH_EXPIRES_S = 0.3
 FLUSH_TIMEOUT_S = 20.0
 FETCHES_AFTER_ERROR = 5  # of a consumer that was closed by an error; it must not return messages (S14)
-CLAIMING_MESSAGES = 7  # record type, PROTOCOL.md 4.2
+HEARTBEAT, CLAIMING_MESSAGES = 2, 7  # record types, PROTOCOL.md 4.2
 GROUP_LENGTH_AT = 11  # of an envelope, PROTOCOL.md 4.1
 HOUR_MS = 3_600_000
 TYPE_AT = 13  # of an envelope, plus the length of the group id
@@ -303,6 +305,23 @@ class Worker:
         return True
 
 
+def record_type(value: bytes) -> int:
+    return value[TYPE_AT + value[GROUP_LENGTH_AT]]
+
+
+def journal_heartbeats(journal: Journal) -> None:
+    """Journals each heartbeat in the thread that writes it, which may be another one than produces it."""
+    put = Outbox.put
+
+    def noted(outbox: Outbox, log: int, key: bytes, values: Sequence[bytes], refused: Any) -> None:
+        for value in values:
+            if record_type(value) == HEARTBEAT:
+                journal.write("told", since=WatchedClock.seen.ns, v=value.hex())
+        put(outbox, log, key, values, refused)
+
+    Outbox.put = noted  # type: ignore[method-assign]
+
+
 def die_at_grant(settings: Settings, journal: Journal) -> None:
     """Makes this process kill itself when the library writes its n-th ClaimingMessages."""
     append, count = KafkaLog.append, 0
@@ -310,7 +329,7 @@ def die_at_grant(settings: Settings, journal: Journal) -> None:
     def deadly(log: KafkaLog, number: int, key: bytes, value: bytes) -> bool:
         nonlocal count
         done = append(log, number, key, value)
-        if value[TYPE_AT + value[GROUP_LENGTH_AT]] == CLAIMING_MESSAGES:
+        if record_type(value) == CLAIMING_MESSAGES:
             count += 1
             if count == settings.die_at_grant:
                 if settings.die_after_write:
@@ -335,6 +354,7 @@ def main() -> None:
     KafkaTransport.clock = WatchedClock()  # type: ignore[misc]
     signal.signal(signal.SIGUSR1, WatchedClock.jump)
     worker = Worker(settings)
+    journal_heartbeats(worker.journal)
     if settings.die_at_grant:
         die_at_grant(settings, worker.journal)
     with contextlib.ExitStack() as planted:
