@@ -34,6 +34,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import marshal_py
+from marshal_py.client.values.options import HAND_OVER_TIMEOUT_S
 from marshal_sim.oracle.wire import parse_envelope
 from tests.rigs.links import KINDS, Link, Links
 from tests.rigs.shim import Shim
@@ -133,9 +134,8 @@ class Torture:
         self._down: int | None = None  # the broker that is killed or frozen: two of three must stay in sync
 
     def run(self, run: ProcessScenario, seconds: float) -> Outcome:
-        limit_s = self.row.worker.get("options", {}).get("handler_timeout_s")
-        if limit_s is not None:  # a hand-over waits no longer for a handler
-            run.evidence.hand_over_intervals = int(limit_s / INTERVAL_S)
+        limit_s = self.row.worker.get("options", {}).get("handler_timeout_s", HAND_OVER_TIMEOUT_S)
+        run.evidence.hand_over_intervals = int(limit_s / INTERVAL_S)  # no longer does a hand-over wait for a handler
         run.produce(per_second=PER_SECOND)
         for name in self._queries:
             run.start_worker(name, QUERY_WORKER, bootstrap=self._brokers.through)
