@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from marshal_py.admin.plans.operation import GRACE_INTERVALS, INTERVAL_MS, Author, GroupContext, Operation, sealed
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.admin.views.pause_history import PauseHistory
-from marshal_py.errors import AdminGaveUp, CoordinationError, KeyNeeded, MarshalError
+from marshal_py.errors import AdminFailed, AdminGaveUp, CoordinationError, KeyNeeded, MarshalError
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.wire.identity import Instant, TopicPartition
 from marshal_py.protocol.wire.records import Note, Record
@@ -59,6 +59,7 @@ class AdminProcess(Process):
         self.operation: Operation | None = None
         self._make_operation = operation
         self._moves = moves
+        self._ids = self._topic_ids()
         self._crash_point = crash_point
         self._count = 0
         self._armed_ms = -1
@@ -128,9 +129,17 @@ class AdminProcess(Process):
         self._arm()
 
     def _positions_found(self, _: None) -> None:
-        if self.operation is not None:
+        if self.operation is not None and self._ids == self._topic_ids():
             self.operation.positions_resolved(self._moves)
             self.act(None)
+        elif self.operation is not None:
+            self.operation.give_up(AdminFailed(self.group, AdminFailed.NOT_MOVED, "a topic was created again"))
+            self.act(None)
+
+    def _topic_ids(self) -> dict[str, str]:
+        """Returns the ids of the topics whose positions it moves, as `PositionPlan` has them looked up."""
+        ids = self.environment.broker.ids
+        return {topic: ids[topic][-1] for topic in {tp.topic for tp in self._moves} & ids.keys()}
 
     def _arm(self) -> None:
         assert self.operation is not None

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, MutableSequence
 from copy import deepcopy
 from typing import Final
 
-from marshal_sim.judge.evidence import OffsetList
+from marshal_py.transport.ports import TopicInfo
+from marshal_sim.judge.evidence import FormerTopic, OffsetList
 
 Place = tuple[str, int]  # topic, partition
 LEADERS = 3
@@ -78,6 +79,12 @@ class Broker:
         self.firsts: dict[Place, int] = {}  # offsets below were deleted, which `topics` still has, for the judges
         self.ends: dict[Place, int] = {}
         self.counts: dict[str, int] = {}
+        self.ids: dict[str, list[str]] = {}  # by topic that may be created again: all its ids, the present one last
+        self.former: dict[tuple[str, str], FormerTopic] = {}  # by topic and id
+        self.created_ms: dict[str, int] = {}  # when a topic is there again
+        self.blind: set[str] = set()  # topics of which clients that knew the old one learn nothing by themselves
+        # By topic: what some brokers still say of it, None where it is gone, and until when.
+        self.lagging: dict[str, tuple[TopicInfo | None, int]] = {}
         self.reads_down_until_ms = 0
         self.writes_down_until_ms = 0
         self.fails_until_ms: dict[Place, int] = {}  # until then, fetches of a partition fail
@@ -118,6 +125,45 @@ class Broker:
             self.topics[topic, number] = []
             self.firsts[topic, number] = self.ends[topic, number] = 0
         self.counts[topic] = count
+
+    def begin_lives(self) -> None:
+        """Gives each topic an id, because it may be deleted and created again."""
+        self.ids = {topic: [f"{topic} 0"] for topic in self.counts}
+
+    def is_there(self, place: Place, now_ms: int) -> bool:
+        """Returns whether the partition exists now."""
+        return place in self.ends and self.created_ms.get(place[0], 0) <= now_ms
+
+    def life(self, topic: str) -> int:
+        """Returns how often a topic was created again."""
+        return len(self.ids[topic]) - 1 if topic in self.ids else 0
+
+    def describe(self, topic: str, now_ms: int) -> TopicInfo | None:
+        """Returns what an up-to-date broker says of a topic."""
+        if topic not in self.counts or self.created_ms.get(topic, 0) > now_ms:
+            return None
+        return TopicInfo(self.counts[topic], self.ids[topic][-1] if topic in self.ids else "")
+
+    def recreate_topic(self, topic: str, count: int, now_ms: int, created_ms: int) -> None:
+        """Deletes a topic, and has it created again later, with another id and without messages."""
+        places = [(topic, number) for number in range(self.counts[topic])]
+        taken = {number: self.firsts.pop((topic, number)) for _, number in places}
+        kept = {number: self.topics.pop((topic, number)) for _, number in places}
+        self.former[topic, self.ids[topic][-1]] = FormerTopic(now_ms, kept, taken)
+        for place in places:
+            del self.ends[place]
+            self.fails_until_ms.pop(place, None)
+        for one in [one for one in self.produced_ms if one[0][0] == topic]:
+            del self.produced_ms[one]
+        self.ids[topic].append(f"{topic} {len(self.ids[topic])}")
+        self.created_ms[topic], self.counts[topic] = created_ms, 0
+        self.add_partitions(topic, count)
+
+    def wake(self, topic: str) -> None:
+        """Has all fetches of a topic that wait look again."""
+        for place in [place for place in self._waiting if place[0] == topic]:
+            for again in self._waiting.pop(place):
+                again()
 
     def produce(self, place: Place, messages: int, gap: int, now_ms: int) -> None:
         """Appends messages. The first one leaves a gap of `gap` offsets, as transactions and compaction do."""

@@ -187,7 +187,7 @@ class OtherCalls:
         tp, environment = self._owned(), self._environment
         if tp is None or self._seeks or self._queue.at_most_once:
             return
-        end = environment.broker.ends[tp]
+        end = environment.broker.ends.get(tp, 0)
         back = int(environment.rng.random() * BACK_MAX)
         position = max(0, end - back)
         deadline = self._driver.context.monotonic() + self._timeout_s()

@@ -19,7 +19,7 @@ from marshal_py.client.membership import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.messages.answers import Delivered, Letter, LetterWriter
 from marshal_py.client.messages.message import Message
 from marshal_py.client.values.options import PREFETCH_BYTES, ConsumerOptions, RetentionPolicy
-from marshal_py.errors import CoordinationError, MarshalError
+from marshal_py.errors import ClusterUnreachable, CoordinationError, MarshalError
 from marshal_py.protocol.claims import AtLeastOnce, ClaimPhase
 from marshal_py.protocol.duties import SNAPSHOT_EVERY_RECORDS
 from marshal_py.protocol.fold.rationalizer import Verdict
@@ -29,7 +29,7 @@ from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, LastWill
-from marshal_py.transport.ports import LogRecord
+from marshal_py.transport.ports import LogRecord, TopicInfo
 from marshal_sim.cluster.broker import MISSING
 from marshal_sim.cluster.busy_loops import WakeCounter
 from marshal_sim.cluster.calls import HandlerCall
@@ -49,7 +49,7 @@ from marshal_sim.cluster.ports import (
 from marshal_sim.cluster.process import Process
 from marshal_sim.cluster.source import MESSAGE_BYTES, SimulatedSource, message_at
 from marshal_sim.cluster.user import User
-from marshal_sim.judge.evidence import Delivery, Span
+from marshal_sim.judge.evidence import Delivery, Heard, Span
 
 DELIVERIES_MAX: Final = 3  # of one message: low, so that a run sees dead letters
 LETTERS_FAIL: Final = 0.2  # the share of attempts to write letters that fail
@@ -57,6 +57,8 @@ DEAD_LETTERS: Final = "dead"
 ACKS_PENDING_MAX: Final = 3  # of every second consumer: fewer than a handler would take
 PREFETCH_MESSAGES: Final = 8  # so many fit into the `prefetch_bytes` of such a consumer: one partition can fill them
 TRUNCATE_INTERVALS: Final = 4  # between two deletions: short, so that readers fall behind
+METADATA_MS: Final = 10_000  # METADATA_S of client/driver/loop.py
+MISSING_MS: Final = 100  # between two looks for a topic that is missing
 KEPT_INTERVALS: Final = 2  # how long history is kept, at least: short, too
 EVERY_RECORDS_LEAST: Final = 32  # records between two snapshots, at least
 EVERY_RECORDS_MOST: Final = 256
@@ -82,7 +84,9 @@ class Client(Process):
         self.concurrency = concurrency
         self.driver: ConsumerDriver | None = None  # until the log is open
         self.user: User | None = None
-        self.counts: dict[str, int] = dict(environment.broker.counts)
+        self.infos: dict[str, TopicInfo] = {}
+        if not environment.renews_topics:
+            self.infos = {topic: TopicInfo(count) for topic, count in environment.broker.counts.items()}
         self.clone_of = NONE
         self.kept: LastWill | None = None  # for its witness (T19)
         self.stops: bool = False  # the user has announced that he will stop it
@@ -106,7 +110,7 @@ class Client(Process):
         self.log_port: SimulatedLog = SimulatedLog(self)
         self.context: Context = Context(
             self.log_port,
-            SimulatedAdmin(self),  # type: ignore[arg-type]  # the part of it that consumers call
+            SimulatedAdmin(self, self._heard),  # type: ignore[arg-type]  # the part of it that consumers call
             self,
             SERVERS,
             "__marshal",
@@ -278,11 +282,11 @@ class Client(Process):
         if self.dead:
             return
         if self.driver is None:
-            if not self.opened():
+            if not self._topics_found() or not self.opened():
                 return
             member = Member(self.world, self.group, self.options, self.environment.rng.randbytes)
-            for topic, count in self.counts.items():
-                member.learn_topic(topic, count)
+            for topic, info in self.infos.items():
+                member.learn_topic(topic, info.partitions, info.topic_id)
             self.turn_over(self._join(member))
             return
         if self.driver.away:
@@ -293,10 +297,40 @@ class Client(Process):
         self.turn.step(heard=False)
         self.ran()
 
+    def _topics_found(self) -> bool:
+        """Returns whether the cluster has said what all topics are, before anything is read as in client/marshal.py; if
+        not, tries again later."""
+        if not self.environment.renews_topics:
+            return True
+        for topic in self.options.topics:
+            if topic not in self.infos:
+                try:
+                    info = self.context.admin.describe_topic(topic)
+                except ClusterUnreachable:
+                    info = None
+                if info is None:
+                    self.environment.schedule(MISSING_MS, self, self.act)
+                    return False
+                self.infos[topic] = info
+        return True
+
+    def _heard(self, topic: str, info: TopicInfo) -> None:
+        if info.topic_id:
+            heard = self.environment.evidence.heard.setdefault((self.number, topic), [])
+            heard.append(Heard(self.environment.now_ms, info.topic_id))
+
+    def _look_at_topics(self, _: None) -> None:
+        """Looks at the topics every METADATA_MS, as client/driver/loop.py does."""
+        if self.driver is not None:
+            self.driver.look_at_topics()
+            self.environment.schedule(METADATA_MS, self, self._look_at_topics)
+
     def turn_over(self, driver: ConsumerDriver) -> None:
         """Hands a new driver to the turn, which steps it."""
         self.environment.events += 1
         self.turn.add(driver)
+        if self.environment.renews_topics:
+            self._look_at_topics(None)
         self.ran()
 
     def ran(self) -> None:
@@ -411,7 +445,8 @@ class Client(Process):
 
     def topic_grew(self, topic: str) -> None:
         """Lets the client look at its topics, one of which has grown."""
-        self.counts[topic] = self.environment.broker.counts[topic]
+        if not self.environment.renews_topics:
+            self.infos[topic] = TopicInfo(self.environment.broker.counts[topic])
         if self.driver is not None:
             self.driver.look_at_topics()
 
@@ -437,7 +472,7 @@ class Client(Process):
         clone.turn.worlds[self.log] = clone.world
         for number, snapshotter in self.maintenance.snapshotters.items():
             clone.maintenance.snapshotters[number] = deepcopy(snapshotter, memo)
-        clone.counts, clone.clone_of, clone._was_fenced = dict(self.counts), self.number, self._was_fenced
+        clone.infos, clone.clone_of, clone._was_fenced = dict(self.infos), self.number, self._was_fenced
         if self.driver is not None:
             self._copy_consumer(clone, memo)
         return clone
@@ -479,7 +514,7 @@ def _copied(delivery: Delivery, member: Member, queue: DeliveryQueue) -> Message
     claim = member.claims.get(delivery.epoch)
     if claim is None:
         return None
-    raw, place, again = message_at(delivery.offset), None, 0
+    raw, place, again = message_at(delivery.offset, delivery.life), None, 0
     if isinstance(claim.tracker, AtLeastOnce):
         place, again = claim.tracker.place_of(delivery.offset), claim.tracker.redelivered(delivery.offset)
         if place is None:

@@ -23,7 +23,7 @@ from marshal_py.protocol.wire.identity import HASH_NAME, TopicPartition
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis
 from marshal_sim.cluster import dump_state, restricted
 from marshal_sim.cluster.broker import MISSING, Broker
-from marshal_sim.cluster.client import DELIVERIES_MAX, Client
+from marshal_sim.cluster.client import DELIVERIES_MAX, METADATA_MS, Client
 from marshal_sim.cluster.clock import MachineClock
 from marshal_sim.cluster.dump_state import DumpState
 from marshal_sim.cluster.faults import BROKER_RATE_PPM_MAX, RATE_PPM_MAX, NetworkFaults
@@ -41,7 +41,6 @@ RESTARTED = ("SessionCloned", "ModeMismatch", "TopicRecreated", "DuplicateClient
 EVENTS_MAX = 5_000_000  # a run that needs more is in an endless loop
 HANDLER_TIMEOUT_INTERVALS = 5  # short enough that a run sees it happen
 HAND_OVER_INTERVALS = 2  # another number than the handler timeout, so that the two cannot be confused
-METADATA_MS = 10_000  # METADATA_S of client/driver/loop.py
 LOST_RECORDS_MAX = 40  # records that an unclean election loses at most: over two checkpoints
 
 
@@ -90,6 +89,9 @@ class Cluster:
             self._inherit(dump_state.read(scenario.dump, scenario.group))
         for topic in sorted({topic for group in scenario.groups for topic in group.topics} - self.broker.counts.keys()):
             self.broker.add_partitions(topic, scenario.partitions)
+        self.renews_topics: bool = "recreate_topic" in scenario.kinds
+        if self.renews_topics:
+            self.broker.begin_lives()
         if "broker_clock" in scenario.kinds:
             for clock in self.broker.clocks:
                 clock.rate_ppm = int((rng.random() * 2 - 1) * BROKER_RATE_PPM_MAX)
@@ -241,7 +243,8 @@ class Cluster:
         rng, places = self.rng, list(self.broker.topics)
         place = places[int(rng.random() * len(places))]
         count, gap = 1 + int(rng.random() * 4), int(rng.random() * 5) if rng.random() < 0.1 else 0
-        self.broker.produce(place, count, gap, self.now_ms)
+        if self.broker.is_there(place, self.now_ms):
+            self.broker.produce(place, count, gap, self.now_ms)
         self.schedule(1 + int(rng.random() * 2 * self.scenario.produce_gap_ms), None, self._produce)
 
     def handler_ms(self, place: TopicPartition) -> int:
@@ -277,6 +280,7 @@ class Cluster:
             rank=int(rng.random() * 3) if odd else 0,
             handler_timeout_ms=HANDLER_TIMEOUT_INTERVALS * interval_ms,
             hand_over_timeout_ms=HAND_OVER_INTERVALS * interval_ms,
+            on_topic_recreated=scenario.on_topic_recreated,
         )
         return restricted.options_of(options, group, scenario)
 
@@ -339,9 +343,14 @@ class Cluster:
         topic's id.
         """
         self.closed += self._close_early()
-        topics, sent, forks = self.evidence.topics, self.evidence.sent, self.evidence.forks
+        journal = self.evidence
         self.evidence = Evidence(
-            sent=sent, topics=topics, forks=forks, queries=self.evidence.queries, excused={"TopicRecreated"}
+            sent=journal.sent,
+            topics=journal.topics,
+            forks=journal.forks,
+            queries=journal.queries,
+            heard=journal.heard,
+            excused={"TopicRecreated"},
         )
         self.stops, self.foreign_records, self.branched = [], {}, set()
         # Never fewer logs: a Genesis that was under way to the old topic may become the root of the new one.
@@ -349,6 +358,16 @@ class Cluster:
         for process in self.processes:
             process.wake_reader()
             self.schedule(int(self.rng.random() * METADATA_MS), process, process.check_topic)
+
+    def recreate_topic(self, topic: str, count: int, gone_ms: int, lag_ms: int, blind: bool) -> None:
+        """Deletes a data topic and creates it again after `gone_ms`, with `count` partitions. For `lag_ms` more some
+        brokers do not know it. `blind`: clients learn its leaders only when they are made to ask for them anew.
+        """
+        broker, before = self.broker, self.broker.describe(topic, self.now_ms)
+        broker.recreate_topic(topic, count, self.now_ms, self.now_ms + gone_ms)
+        broker.lagging[topic] = before, self.now_ms + gone_ms + lag_ms
+        (broker.blind.add if blind else broker.blind.discard)(topic)
+        self.schedule(gone_ms, None, broker.wake, topic)
 
     def elect_uncleanly(self, number: int) -> None:
         """Makes an incomplete replica the leader of a log, which loses its newest records and grows on without them."""
@@ -399,8 +418,16 @@ class Cluster:
             for group in (self._newest_group(plan.name),)
             if group is not None
             for tp, partition in group.partitions.items()
-            for offsets in (self.broker.topics.get(tp, ()),)
+            for offsets in (() if self._waits(group, tp.topic) else self.broker.topics.get(tp, ()),)
         )
+
+    def _waits(self, group: Group, topic: str) -> bool:
+        """Returns whether the group waits for an admin because the topic was created again (D10)."""
+        return self.scenario.on_topic_recreated == "fail" and self._is_outdated(group, topic)
+
+    def _is_outdated(self, group: Group, topic: str) -> bool:
+        known, ids = group.topics.get(topic), self.broker.ids.get(topic)
+        return known is not None and bool(ids) and known.id not in ("", ids[-1] if ids else "")
 
     def _newest_group(self, name: str) -> Group | None:
         """Returns the group as a client holds it that has read its log to the end, or None if no client has."""
@@ -423,7 +450,9 @@ class Cluster:
             and all(
                 (known := group.partitions.get(TopicPartition(*place))) is not None
                 and (known.owner in sessions or known.parked)
+                and not self._is_outdated(group, place[0])
                 for place in places
+                if not self._waits(group, place[0])
             )
         )
 
@@ -508,4 +537,7 @@ class Cluster:
             follows=journal.follows,
             handler_intervals=HANDLER_TIMEOUT_INTERVALS,
             produced_ms=self.broker.produced_ms,
+            ids=self.broker.ids,
+            former=self.broker.former,
+            heard=journal.heard,
         )

@@ -16,6 +16,7 @@ class ClientEnvironment(Environment, Protocol):
     evidence: Evidence
     healed: bool
     keeps_snapshots: bool
+    renews_topics: bool
     start_latest: bool
     answers: bool
     calls: bool

@@ -17,13 +17,15 @@ from marshal_py.admin.plans.operation import GroupContext, Operation, Terms
 from marshal_py.admin.plans.pause import PausePlan
 from marshal_py.admin.plans.position import PositionPlan
 from marshal_py.admin.plans.sessions import EvictPlan
+from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.protocol.fold.policies import PARTITIONED
 from marshal_py.protocol.member.rebalance import LEFT_INTERVALS
+from marshal_py.protocol.policy import RESTRICTED
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Genesis, StepDown
 from marshal_sim.cluster import restricted
 from marshal_sim.cluster.admins import AdminProcess, CrashPoint
-from marshal_sim.cluster.broker import MISSING
+from marshal_sim.cluster.broker import MISSING, Place
 from marshal_sim.cluster.client import Client
 from marshal_sim.cluster.cluster import Cluster
 from marshal_sim.cluster.faults import (
@@ -52,6 +54,8 @@ NEVER: Final = 1_000_000
 FLAP_MS: Final = 1_000  # leaders change up to once per second
 HAND_OVER_MS: Final = 1_000  # how long the client lets a stop wait for hand-overs (A6)
 FLAPS_MAX: Final = 5
+RECREATED_MAX: Final = 3  # how often topics are created again in a run
+LAG_MS_MAX: Final = 4_000  # for so long some brokers do not know a new topic
 BURST: Final = 5  # how many records a hostile writer writes at a time
 CHECKPOINT_LOST: Final = 0.2  # the share of a query's restarts that lose its checkpoint
 
@@ -103,6 +107,7 @@ class FaultInjector:
             "deletion": lambda: self._lives.delete(self._group()),
             "keys": self._write_hostile,
             "retention": self._delete_beginning,
+            "recreate_topic": self._recreate_topic,
             "grow_logs": lambda: self.cluster.broker.add_logs(1),
         }
 
@@ -162,6 +167,10 @@ class FaultInjector:
             if process.frozen and not process.dead:
                 process.thaw()
         self._recover(None)
+        for topic in cluster.broker.lagging:
+            cluster.broker.created_ms[topic] = now_ms
+            cluster.broker.wake(topic)
+        cluster.broker.lagging.clear()
         self._lives.heal()
         for group in cluster.scenario.groups:
             while not restricted.enough(group, cluster.staying()):
@@ -301,6 +310,34 @@ class FaultInjector:
         if not self.cluster.scenario.queries:
             broker.firsts[place] += int(rng.random() * (broker.ends[place] - broker.firsts[place] + 1))
 
+    def _recreate_topic(self) -> None:
+        """Has somebody delete a topic and create it again. Tasks of Spark would fail: those of a run never do."""
+        cluster, rng = self.cluster, self.rng
+        topics = sorted(cluster.broker.counts)
+        topic = topics[int(rng.random() * len(topics))]
+        often = self.strikes["recreate_topic"] > RECREATED_MAX
+        if cluster.scenario.queries or topic in cluster.broker.lagging or often:
+            return
+        grows = all(group.policy not in RESTRICTED for group in cluster.scenario.groups)
+        change = int(rng.random() * 5) - 2
+        count = max(1, cluster.broker.counts[topic] + max(-1, min(change, 1 if grows else 0)))
+        gone_ms = 0 if rng.random() < 0.5 else self._duration_ms(2)
+        lag_ms = 0 if rng.random() < 0.5 else spread(rng, 1, LAG_MS_MAX)
+        cluster.recreate_topic(topic, count, gone_ms, lag_ms, rng.random() < 0.5)
+        cluster.schedule(gone_ms + lag_ms, None, self._known_to_all, topic)
+        for group in cluster.scenario.groups:
+            if topic in group.topics and rng.random() < 0.4:
+                cluster.schedule(gone_ms + self._duration_ms(4), None, self._accept, (group, topic))
+
+    def _known_to_all(self, topic: str) -> None:
+        self.cluster.broker.lagging.pop(topic, None)
+
+    def _accept(self, place: tuple[GroupPlan, str]) -> None:
+        """Lets an admin accept a topic that was created again, and set the positions of some of its partitions."""
+        group, topic = place
+        if not self.healed:
+            self._set_positions(group, [one for one in self.cluster.broker.topics if one[0] == topic])
+
     def _broker_clock(self) -> None:
         """Lets a broker's clock jump or, more often, moves leadership from broker to broker for a while."""
         broker, rng = self.cluster.broker, self.rng
@@ -376,11 +413,24 @@ class FaultInjector:
 
     def _admin(self) -> None:
         cluster, rng, group = self.cluster, self.rng, self._group()
-        places = [place for place in cluster.broker.topics if place[0] in group.topics and rng.random() < 0.7]
-        moves = {TopicPartition(*place): int(rng.random() * (cluster.broker.ends[place] + 1)) for place in places}
+        self._set_positions(
+            group, [place for place in cluster.broker.topics if place[0] in group.topics and rng.random() < 0.7]
+        )
+
+    def _set_positions(self, group: GroupPlan, places: list[Place]) -> None:
+        broker, rng = self.cluster.broker, self.rng
+        moves = {TopicPartition(*place): int(rng.random() * (broker.ends[place] + 1)) for place in places}
         terms = self._lives.terms()
         if moves:
-            self._run_tool(group, lambda context: PositionPlan(context, moves, terms), moves)
+            self._run_tool(group, lambda context: self._position_plan(context, moves, terms), moves)
+
+    def _position_plan(self, context: GroupContext, moves: dict[TopicPartition, int], terms: Terms) -> PositionPlan:
+        """Makes the plan as admin/plans/position.py does, which finds topics that were created again."""
+        broker, now_ms = self.cluster.broker, self.cluster.now_ms
+        infos = {topic: info for topic in broker.ids if (info := broker.describe(topic, now_ms)) is not None}
+        recreated = {} if context.group is None else find_recreated(context.group, infos)
+        named = {topic: one for topic, one in recreated.items() if any(tp.topic == topic for tp in moves)}
+        return PositionPlan(context, moves, terms, recreated=named)
 
     def join_all(self) -> None:
         """Starts one more client in each group. Called after the heal."""
@@ -396,7 +446,7 @@ class FaultInjector:
         place = TopicPartition(*places[int(rng.random() * len(places))])
         moves = {place: cluster.broker.ends[place] + 50 + int(rng.random() * 50)}
         terms = self._lives.terms()
-        self._run_tool(group, lambda context: PositionPlan(context, moves, terms), moves)
+        self._run_tool(group, lambda context: self._position_plan(context, moves, terms), moves)
 
     def _two_admins(self) -> None:
         self._admin()

@@ -69,7 +69,9 @@ RUN_KINDS: Final = (
 LIFE_KINDS: Final = ("deletion", "keys")
 LIFE_RUN_KINDS: Final = ("create_race",)
 # Kinds that happen to topics that are consumed. `retention`: Kafka deletes the beginning of a partition, read or not.
-DATA_KINDS: Final = ("retention",)
+# `recreate_topic`: a topic is deleted and, at once or later, created again, maybe with more or fewer partitions, while
+# brokers lag behind.
+DATA_KINDS: Final = ("retention", "recreate_topic")
 # Kinds that a caller may ask for; some seeds have those of DRAWN_RUN_KINDS without. `witness`: clients keep
 # wills; some die, and a witness publishes the will after any delay, in part or twice; others live although their
 # witness has lost sight of them (T19). `answers`, a property of the whole run: handlers give messages back and end
@@ -80,7 +82,8 @@ DATA_KINDS: Final = ("retention",)
 # by `process`.
 ASKED_KINDS: Final = ("witness",)
 ASKED_RUN_KINDS: Final = ("answers", "behind", "calls", "lanes")
-DRAWN_RUN_KINDS: Final = {"calls": 4, "answers": 5, "lanes": 7, "keys": 6, "retention": 9}  # one seed of so many has it
+# One seed of so many has it.
+DRAWN_RUN_KINDS: Final = {"calls": 4, "answers": 5, "lanes": 7, "keys": 6, "retention": 9, "recreate_topic": 12}
 # Kinds that end shortly before the healing, or take long: none begins late in a run.
 LONG_KINDS: Final = frozenset(
     {
@@ -94,6 +97,7 @@ LONG_KINDS: Final = frozenset(
         "beyond",
         "fetch_error",
         "deletion",
+        "recreate_topic",
     }
 )
 # Kinds after which a log, or one group in it, cannot be read on: one at most in a run, and no progress is asked of it.

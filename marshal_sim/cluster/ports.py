@@ -22,6 +22,7 @@ from marshal_sim.cluster.log_reader import bounds_of, log_reader
 from marshal_sim.cluster.process import Environment, Process
 
 SERVERS: Final = "simulated"
+LAGS: Final = 0.5  # how often a broker answers that lags behind, while some do
 SILENT: Final = logging.Logger("simulated", logging.CRITICAL + 1)
 
 
@@ -94,30 +95,40 @@ class SimulatedAdmin:
 
     capabilities: frozenset[str] = frozenset({"truncate", "time_lookup"})
 
-    def __init__(self, process: Process) -> None:
-        self._environment = process.environment
+    def __init__(self, process: Process, heard: Callable[[str, TopicInfo], None]) -> None:
+        """`heard(topic, info)` is told of each answer about a topic that exists."""
+        self._environment, self._heard = process.environment, heard
 
     def _check(self, what: str) -> None:
         check_up(self._environment, what)
 
     def describe_topic(self, topic: str) -> TopicInfo | None:
         self._check(topic)
-        count = self._environment.broker.counts.get(topic)
-        return None if count is None else TopicInfo(count)
+        environment = self._environment
+        info, until_ms = environment.broker.lagging.get(topic, (None, 0))
+        if until_ms <= environment.now_ms or environment.rng.random() >= LAGS:
+            info = environment.broker.describe(topic, environment.now_ms)
+        if info is not None:
+            self._heard(topic, info)
+        return info
 
     def topics(self) -> frozenset[str]:
         self._check("topics")
-        return frozenset(self._environment.broker.counts)
+        broker, now_ms = self._environment.broker, self._environment.now_ms
+        return frozenset(topic for topic in broker.counts if broker.describe(topic, now_ms) is not None)
 
     def partition_count(self, topic: str) -> int | None:
-        self._check(topic)
-        return self._environment.broker.counts.get(topic)
+        info = self.describe_topic(topic)
+        return None if info is None else info.partitions
 
     def bounds(
         self, tps: Sequence[TopicPartition], *, committed: bool = False, timeout_s: float | None = None
     ) -> dict[TopicPartition, Bounds]:
         self._check("bounds")
-        broker = self._environment.broker
+        broker, now_ms = self._environment.broker, self._environment.now_ms
+        for tp in tps:
+            if not broker.is_there(tp, now_ms):
+                raise ClusterUnreachable(SERVERS, str(tp), "it does not exist")
         return {tp: Bounds(broker.firsts[tp], broker.ends[tp]) for tp in tps}
 
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:

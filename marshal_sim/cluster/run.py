@@ -211,6 +211,7 @@ def _run(cluster: Cluster, injector: FaultInjector) -> Demands | None:
         calm,
         settled_ms,
         tuple(pauses),
+        fails=frozenset(topics) if scenario.on_topic_recreated == "fail" else frozenset(),
     )
 
 

@@ -25,9 +25,10 @@ CLIENTS_MAX: Final = 50
 PARTITIONS_MAX: Final = 64
 MANY_PARTITIONS: Final = 0.03  # how often a run has more than a few
 CROWD: Final = 0.006  # how often a run has many clients, who read each other's records
+BY_THEMSELVES: Final = 0.7  # how often groups go on by themselves where a topic was created again
 TOPICS: Final = ("orders", "bills")
 # Faults that take away what a run inherits from a dump, or come before anything can be inherited.
-NOT_INHERITED: Final = frozenset({"logs", "genesis_race", "recreate", "truncation", "compaction"})
+NOT_INHERITED: Final = frozenset({"logs", "genesis_race", "recreate", "recreate_topic", "truncation", "compaction"})
 # A clone of a machine has what waits in lanes; the simulated one begins its calls again, and would have none of it.
 NOT_IN_LANES: Final = frozenset({"twin"})
 # Faults after which a group's settings, or the numbers of its members, no longer cover all partitions.
@@ -93,6 +94,7 @@ class Scenario(NamedTuple):
     group: str = ""
     queries: int = 0
     pause_ms: int = 0  # the longest pause with which the run begins
+    on_topic_recreated: str = "fail"
 
 
 def _safety_intervals(rng: Random, options: Options, clients: int) -> int:
@@ -146,6 +148,8 @@ def draw(rng: Random, options: Options) -> Scenario:
         until_ms=options.until_ms,
         queries=options.queries,
     )
+    if "recreate_topic" in kinds and rng.random() < BY_THEMSELVES:
+        scenario = scenario._replace(on_topic_recreated="earliest")
     if "create_race" in kinds:
         scenario = scenario._replace(kinds=kinds - NOT_RESTRICTED)
     if options.policy:

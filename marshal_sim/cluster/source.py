@@ -21,7 +21,7 @@ MESSAGE_BYTES: Final = 128  # the size of each message: so that few fill the sma
 
 KEYS: Final = (b"a", b"b", b"c", None)  # few, so that messages of one key meet
 
-_messages: list[RawMessage] = []
+_messages: list[list[RawMessage]] = []  # by life, then by offset
 _values: Final = {key: bytes(MESSAGE_BYTES - len(key or b"")) for key in KEYS}
 
 
@@ -30,12 +30,16 @@ def key_of(offset: int) -> bytes | None:
     return KEYS[(offset * offset + 3 * offset) // 5 % len(KEYS)]
 
 
-def message_at(offset: int) -> RawMessage:
-    """Returns what stands for a message: nobody reads its value, so one per offset serves all partitions."""
-    while len(_messages) <= offset:
-        key = key_of(len(_messages))
-        _messages.append(MemoryMessage("", 0, len(_messages), key, _values[key], None, 0))
-    return _messages[offset]
+def message_at(offset: int, life: int) -> RawMessage:
+    """Returns what stands for a message: nobody reads its value, so one per offset serves all partitions. Its timestamp
+    is its `life`: how often its topic had been created again."""
+    while len(_messages) <= life:
+        _messages.append([])
+    known = _messages[life]
+    while len(known) <= offset:
+        key = key_of(len(known))
+        known.append(MemoryMessage("", 0, len(known), key, _values[key], None, life))
+    return known[offset]
 
 
 class Fetch:
@@ -57,6 +61,8 @@ class SimulatedSource:
         self.assignments: Assignments = Assignments()
         self._fetches: dict[TopicPartition, Fetch] = {}
         self._waiting: dict[TopicPartition, list[int]] = {}  # offsets that have come and were not polled
+        self._lives: dict[TopicPartition, int] = {}  # of what has come
+        self._knows: dict[str, int] = {}  # by topic: the life whose leaders it knows
         self._ends: dict[TopicPartition, int] = {}
         self._closed = False
 
@@ -69,7 +75,15 @@ class SimulatedSource:
     # --- as DataSource
 
     def learn_leaders(self, topics: Iterable[str], anew: bool = False) -> None:
-        pass
+        """With `anew` goes on with another client, as KafkaSource does: what it has of all partitions comes again."""
+        if anew:
+            gone = [*self.assignments.fetched]
+            for tp in gone:
+                self._drop(tp)
+            self._ends.clear()
+            self._knows.clear()
+            self.assignments.unassigned_by_client(gone)
+            self.carry_out()
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         self.assignments.assign(positions)
@@ -98,7 +112,8 @@ class SimulatedSource:
             taken, left = offsets[:max_messages], offsets[max_messages:]
             max_messages -= len(taken)
             round_ = self.assignments.received(tp, taken[-1] + 1)
-            chunks.append(Chunk(tp, round_, [message_at(offset) for offset in taken]))
+            life = self._lives.get(tp, 0)
+            chunks.append(Chunk(tp, round_, [message_at(offset, life) for offset in taken]))
             if left:
                 self._waiting[tp] = left
             else:
@@ -156,7 +171,7 @@ class SimulatedSource:
         if assignment is None or assignment.paused or tp in self._fetches or tp in self._waiting:
             return
         fetch = self._fetches[tp] = Fetch(tp, assignment.reached)
-        if self._environment.broker.ends[tp] != fetch.position or tp not in self._ends:
+        if self._environment.broker.ends.get(tp) != fetch.position or tp not in self._ends:
             self._schedule(fetch)
         else:
             self._environment.broker.wait(tp, lambda: self._schedule(fetch))
@@ -171,6 +186,9 @@ class SimulatedSource:
             return  # the assignment has changed meanwhile
         if environment.broker.reads_down_until_ms > environment.now_ms:
             environment.broker.held.append(lambda: self._schedule(fetch))
+            return
+        if not environment.broker.is_there(tp, environment.now_ms) or self._is_blind(tp.topic):
+            environment.broker.wait(tp, lambda: self._schedule(fetch))  # librdkafka tries again, and says nothing
             return
         if environment.broker.fails_until_ms.get(tp, 0) > environment.now_ms:
             self.assignments.fail(tp, "injected", environment.now_ms)
@@ -188,6 +206,7 @@ class SimulatedSource:
             return
         del self._fetches[tp]
         self._ends[tp] = environment.broker.ends[tp]
+        self._lives[tp] = environment.broker.life(tp.topic)
         offsets = environment.broker.fetch(tp, fetch.position, BATCH)
         if offsets:
             self._waiting[tp] = offsets
@@ -195,6 +214,13 @@ class SimulatedSource:
             self.assignments.drained(environment.now_ms)
             self._fetch(tp)
         self._came()
+
+    def _is_blind(self, topic: str) -> bool:
+        """Returns whether the client takes no notice of the leaders of a topic that was created again."""
+        broker = self._environment.broker
+        if topic not in broker.ids:
+            return False
+        return self._knows.setdefault(topic, broker.life(topic)) != broker.life(topic) and topic in broker.blind
 
     def _refused(self, fetch: Fetch) -> None:
         """Reports a refused fetch even if the assignment has changed: librdkafka does not say which one a refusal

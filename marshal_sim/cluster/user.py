@@ -336,7 +336,7 @@ class User:
     def _delivery_of(self, message: Message[Any, Any]) -> Delivery:
         """Returns the delivery of a message for which the gate is open now."""
         member, now_ms = self._member, self.environment.now_ms
-        return Delivery(
+        delivery = Delivery(
             member.name,
             self.process.number,
             member.newest_instance,
@@ -348,6 +348,8 @@ class User:
             now_ms,
             now_ms,
         )
+        delivery.life = message.timestamp
+        return delivery
 
     def _begin_handlers(self, calls: list[HandlerCall]) -> None:
         if len(calls) > 1:

@@ -57,6 +57,6 @@ def _counts(history: History, claim: ClaimSpan, d: Delivery) -> bool:
 
 def _first(history: History, claim: ClaimSpan) -> int:
     """Returns the offset of the message at the position of a claim: the first one that exists there; -1 for none."""
-    offsets = history.evidence.topics.get((claim.key[1], claim.key[2]), [])
+    offsets = history.offsets(claim)
     at = bisect_left(offsets, claim.position)
     return offsets[at] if at < len(offsets) else -1

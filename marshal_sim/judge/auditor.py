@@ -1,4 +1,4 @@
-"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S26.
+"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S27.
 
 It shares no code with what it judges: it uses the oracle's fold and its own model of claims, grants and pauses, and
 nothing of marshal_py.protocol. One pass folds the log (history.py); then each invariant is one function over
@@ -17,6 +17,7 @@ from marshal_sim.judge.calls import s19_confirmed, s20_sought, s21_paused, s22_w
 from marshal_sim.judge.claims import s2_one_owner, s3_lease, s4_fencing, s11_pause, s25_revoked
 from marshal_sim.judge.closed import s13_poison_proof, s14_fail_closed
 from marshal_sim.judge.evidence import SIMULATED, Evidence, Slack, Violation
+from marshal_sim.judge.facts import FOREVER
 from marshal_sim.judge.history import MAY_COUNT, History
 from marshal_sim.judge.lanes import s26_lanes, s26_letters, s26_silent
 from marshal_sim.judge.losses import s6_losses, s18_unsettled
@@ -28,6 +29,7 @@ from marshal_sim.judge.messages import (
     s8_heartbeat_honest,
     s9_redelivery,
     s10_position,
+    s27_renewed,
 )
 from marshal_sim.judge.model import AT_LEAST_ONCE
 from marshal_sim.oracle.rules import EVICT_INTERVALS
@@ -40,7 +42,7 @@ class Judgement(NamedTuple):
 
 
 def judge(evidence: Evidence, slack: Slack = SIMULATED) -> Judgement:
-    """Returns every violation of S1 to S26 that the evidence of one log shows.
+    """Returns every violation of S1 to S27 that the evidence of one log shows.
 
     If the log lost its tail, only the log itself is judged, and whether readers noticed: deliveries, reports and waits
     may have relied on records that are gone.
@@ -75,7 +77,9 @@ def s12_reports(history: History) -> Iterator[Violation]:
             later = next((t for t in history.by_key.get(key, ()) if t.epoch > accepted[0]), None)
             if later is None or any(accepted[0] < at < later.epoch for at in history.set_at.get(key, ())):
                 continue  # nobody has owned it since, or its position was set again before that
-            offsets = history.evidence.topics.get((topic, number), [])
+            if history.is_gone(later, FOREVER):
+                continue  # the topic was deleted after the move
+            offsets = history.offsets(later)
             expected = offsets[bisect_left(offsets, wanted)] if offsets and wanted <= offsets[-1] else wanted
             given = first.get((report.group, later.epoch, number), expected)
             passed = [offset for offset in offsets if expected <= offset < given]
@@ -154,5 +158,6 @@ OF_DELIVERIES: Final[tuple[Check, ...]] = (
     s26_lanes,
     s26_letters,
     s26_silent,
+    s27_renewed,
 )
 OF_READERS: Final[tuple[Check, ...]] = (s13_poison_proof, s14_fail_closed)

@@ -71,7 +71,8 @@ class Delivery:
     `Member.may_deliver` allowed it, `read_to` how much of the log the client had read then (-1: unknown). `ack_ms` is
     when the library heard that the message is finished. `again_ms` is the earliest time of its next delivery if the
     handler gave the message back, else -1. `token` is the fencing token that the user got, "" if the run has none.
-    `together`: the number of the list in which its handler got it, 0 if alone.
+    `together`: the number of the list in which its handler got it, 0 if alone. `life`: how often its topic had been
+    created again before the message came to it (topics of Evidence.ids).
     """
 
     __slots__ = (
@@ -85,6 +86,7 @@ class Delivery:
         "group",
         "inherited",
         "instance",
+        "life",
         "offset",
         "partition",
         "read_to",
@@ -128,6 +130,7 @@ class Delivery:
         self.token: str = token
         self.inherited: bool = False
         self.together: int = 0
+        self.life: int = 0
 
     @property
     def key(self) -> Key:
@@ -159,7 +162,7 @@ class Delivery:
             self.gate_ms,
             self.begin_ms,
         )
-        born.inherited, born.together = True, self.together
+        born.inherited, born.together, born.life = True, self.together, self.life
         return born
 
 
@@ -244,6 +247,21 @@ class Touch(NamedTuple):
     epoch: int
     offset: int
     ms: float
+
+
+class FormerTopic(NamedTuple):
+    """What a topic had that was deleted, and created again under its name. `offsets` and `firsts`: by partition."""
+
+    deleted_ms: float
+    offsets: dict[int, list[int]]
+    firsts: dict[int, int]
+
+
+class Heard(NamedTuple):
+    """Says that a broker has told a client the id of a topic. It need not be the newest one: brokers lag behind."""
+
+    ms: float
+    id: str
 
 
 class ToolReport(NamedTuple):
@@ -360,6 +378,9 @@ class Evidence:
     # By partition and offset: when a message was produced, if that is known.
     produced_ms: dict[tuple[tuple[str, int], int], int] = field(default_factory=dict)
     firsts: dict[tuple[str, int], int] | None = None  # by partition: what lies below was deleted; None: unknown
+    ids: dict[str, list[str]] = field(default_factory=dict)  # by topic that may be created again: its ids, in order
+    former: dict[tuple[str, str], FormerTopic] = field(default_factory=dict)  # by topic and id
+    heard: dict[tuple[Client, str], list[Heard]] = field(default_factory=dict)  # by client and topic, in order
     behind_intervals: int = 0  # over so many of its intervals an owner falls behind before it releases (D16)
 
     def __post_init__(self) -> None:

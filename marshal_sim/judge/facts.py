@@ -38,6 +38,7 @@ class ClaimSpan:
         "released_by",
         "sent_ms",
         "session",
+        "topic_id",
         "unsettled",
     )
 
@@ -51,6 +52,7 @@ class ClaimSpan:
     position: int
     sent_ms: float
     session: int
+    topic_id: str
 
     def __init__(
         self,
@@ -64,7 +66,9 @@ class ClaimSpan:
         generation: int,
         mode: int,
         policy: str,
+        topic_id: str = "",
     ) -> None:
+        self.topic_id = topic_id  # the log's, "" if it knows none: positions are those of this topic
         self.key, self.epoch, self.session, self.client_id = key, epoch, session, client_id
         self.ms, self.sent_ms = ms, sent_ms  # when it was read, and when it was first sent
         self.position, self.generation, self.mode = position, generation, mode
@@ -127,8 +131,7 @@ class SessionFacts:
 class Advance(NamedTuple):
     """Says that a record of the owner moved a position forward, in at-least-once mode."""
 
-    key: Key
-    generation: int
+    claim: ClaimSpan
     before: int
     after: int
     offset: int

@@ -97,6 +97,7 @@ class History:
         self.pauses: dict[str, list[tuple[int, int]]] = {}
         self.moved: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
         self.set_at: dict[Key, list[int]] = {}  # by partition: records that set its position, or forgot it (F9.2, F9.5)
+        self.renewed: dict[tuple[str, str], list[int]] = {}  # by group and topic: records by which it is another one
         self.sought: dict[Key, list[int]] = {}  # by partition: claims that a seek of their owner has begun (F6.6)
         self.stuck: list[tuple[float, str, dict[str, Any]]] = []  # Notes of silent handlers: when sent, group, fields
         self.evictions: list[Eviction] = []
@@ -116,7 +117,7 @@ class History:
             "X12": 0,
             "V6": 0,
             "V15": 0,  # messages for which it was judged how long their partition had to wait
-            **dict.fromkeys(("S19", "S20", "S21", "S22", "S23", "S24", "S25", "S26"), 0),  # how often it was judged
+            **dict.fromkeys((f"S{number}" for number in range(19, 28)), 0),  # how often it was judged
         }  # cases that are counted and are no violations
         self.found: list[Violation] = []
         self._open: dict[str, dict[Key, ClaimSpan]] = {}
@@ -236,7 +237,8 @@ class History:
                     client_id = group.sessions[part.owner].join["client_id"]
                     ms = evidence.appended_ms[part.epoch]
                     where, rules = (part.position, part.generation), (group.mode, self._models[name].policy)
-                    claim = ClaimSpan(key, part.epoch, part.owner, client_id, ms, ms, *where, *rules)
+                    known = self._id_of(name, place[0])
+                    claim = ClaimSpan(key, part.epoch, part.owner, client_id, ms, ms, *where, *rules, known)
                     self._open.setdefault(name, {})[key] = self.claims[name, part.epoch] = claim
                     self.by_key.setdefault(key, []).append(claim)
             if group.paused:
@@ -347,6 +349,10 @@ class History:
             self.moved.setdefault((group, fields["by"]), []).append((offset, fields))
             for move in fields["moves"]:
                 self.set_at.setdefault((group, move["topic"], move["partition"]), []).append(offset)
+        elif kind == "Topology":
+            known = self._models[group].ids.get(fields["topic"], "")
+            if "" not in (known, fields["topic_id"]) and known != fields["topic_id"]:
+                self.renewed.setdefault((group, fields["topic"]), []).append(offset)
         elif kind == "GroupConfig" and fields["deleted"]:
             for place in self._models[group].positions:
                 self.set_at.setdefault((group, *place), []).append(offset)
@@ -408,6 +414,7 @@ class History:
             part.generation,
             group.mode,
             self._models[key[0]].policy,
+            self._id_of(key[0], key[1]),
         )
         if claim.mode != AT_MOST_ONCE:
             claim.finished = finished_spans(part.position, part.progress)
@@ -428,4 +435,26 @@ class History:
         if position < before and claim.mode == AT_MOST_ONCE:
             claim.given_back = position
         elif position > before and offset >= self.evidence.inherited:
-            self.advances.append(Advance(claim.key, claim.generation, before, position, offset, sent_ms))
+            self.advances.append(Advance(claim, before, position, offset, sent_ms))
+
+    def _id_of(self, group: str, topic: str) -> str:
+        known = self.oracle.groups[group].topics.get(topic)
+        return "" if known is None else known.id
+
+    def offsets(self, claim: ClaimSpan) -> list[int]:
+        """Returns the offsets of all messages of the partition, as the topic has or had it that the log knew at the
+        claim."""
+        _, topic, number = claim.key
+        former = self.evidence.former.get((topic, claim.topic_id))
+        return self.evidence.topics.get((topic, number), []) if former is None else former.offsets.get(number, [])
+
+    def is_gone(self, claim: ClaimSpan, ms: float) -> bool:
+        """Returns whether the topic that a claim is about was deleted by then: its owner may have gone on in another
+        one of its name, and what it had not read is nobody's."""
+        former = self.evidence.former.get((claim.key[1], claim.topic_id))
+        return former is not None and former.deleted_ms <= ms
+
+    def is_outlived(self, claim: ClaimSpan) -> bool:
+        """Returns whether the topic of a claim was deleted before the claim was over."""
+        read_ms = self.evidence.read_ms
+        return self.is_gone(claim, read_ms[claim.end] if claim.end < len(read_ms) else FOREVER)

@@ -49,7 +49,7 @@ def s26_lanes(history: History) -> Iterator[Violation]:
         place = (d.client, d.group, d.epoch, (d.offset, None) if name is None else name)
         lane = lanes.get(place)
         if lane is None:
-            offsets = history.evidence.topics.get((d.topic, d.partition), [])
+            offsets = [] if history.is_gone(claim, d.begin_ms) else history.offsets(claim)
             after = offsets[bisect_left(offsets, claim.position) :] if name is not None else ()
             mine = deque(at for at in after if named(d.topic, d.partition, at) == name)
             lane = lanes[place] = _Lane([], mine)

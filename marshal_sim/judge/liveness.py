@@ -67,6 +67,7 @@ class Demands(NamedTuple):
     watched: frozenset[str] | None = None  # the client ids of which V6 and V7 ask; None: all
     herd: int = 1  # clients that may claim at once, because a slow machine reads late (V4)
     herds_since_ms: float | None = None  # V4; None: from an interval after the heal on
+    fails: frozenset[str] = frozenset()  # groups that wait for an admin where a topic was created again (D10)
 
 
 def judge_liveness(demands: Demands, history: History) -> list[Violation]:
@@ -92,12 +93,21 @@ def _ended_ms(history: History, claim: ClaimSpan, otherwise: float) -> float:
 def _keys(demands: Demands, history: History) -> list[Key]:
     """Returns the partitions that must be consumed: those of each group's topics that are not parked.
 
-    Nobody may claim a parked partition (F6.4).
+    Nobody may claim a parked partition (F6.4), nor one of a topic that was created again and is the old one in the log.
     """
     keys = [
-        (group, *place) for group, topics in demands.topics.items() for place in demands.places if place[0] in topics
+        (group, *place)
+        for group, topics in demands.topics.items()
+        for place in demands.places
+        if place[0] in topics and not (group in demands.fails and is_outdated(history, group, place[0]))
     ]
     return [key for key in keys if key not in history.final_positions or not history.final_positions[key].parked]
+
+
+def is_outdated(history: History, group: str, topic: str) -> bool:
+    """Returns whether the log ends with another id of the topic than the cluster has."""
+    known, ids = history.oracle.groups.get(group), history.evidence.ids.get(topic)
+    return bool(ids) and known is not None and topic in known.topics and known.topics[topic].id not in ("", ids[-1])
 
 
 def _pause_over_ms(demands: Demands, history: History, group: str) -> float:
@@ -187,7 +197,9 @@ def v3_all_done(demands: Demands, history: History) -> Iterator[Violation]:
     for key in _keys(demands, history):
         offsets = history.evidence.topics[key[1], key[2]]
         position = history.final_positions.get(key, FinalPosition(-1, False)).position
-        if offsets and position <= offsets[-1]:
+        if is_outdated(history, key[0], key[1]):
+            yield Violation("V3", demands.end_ms, -1, f"{key} is still one of a topic that is gone")
+        elif offsets and position <= offsets[-1]:
             yield Violation("V3", demands.end_ms, -1, f"{key} stands at {position}, its last message is {offsets[-1]}")
 
 
@@ -406,6 +418,7 @@ def v15_served(demands: Demands, history: History) -> Iterator[Violation]:
         mine = given.get((claim.key[0], claim.epoch), [])
         client = clients.get(claim.epoch, mine[0].client if mine else None)
         asks = claim.key[0] in demands.topics and claim.key[1:] in evidence.topics and client in evidence.asking
+        asks = asks and not history.is_gone(claim, demands.end_ms)
         apart = client in cloned or (claim.key[0], claim.epoch) in ended or any(d.again_ms >= 0 for d in mine)
         if asks and not apart:
             assert client is not None

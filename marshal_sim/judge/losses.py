@@ -78,15 +78,15 @@ def _suspects(history: History) -> Iterator[Suspect]:
         anybody: set[int] = set().union(*by_client.values())
         returned = 2**63 if claim.given_back is None else claim.given_back
         for grant in grants:
-            if grant.offset < history.evidence.inherited:
+            if grant.offset < history.evidence.inherited or history.is_outlived(claim):
                 continue
             client = _sender(history, grant)
-            skipped = _existing(history, grant.key, grant.from_, grant.start)
+            skipped = _existing(history, claim, grant.from_, grant.start)
             if skipped:
                 yield Suspect(grant, client, skipped, (DROPPED, LOST), "is skipped by a grant")
             missing = [
                 offset
-                for offset in _existing(history, grant.key, grant.start, min(grant.to, returned))
+                for offset in _existing(history, claim, grant.start, min(grant.to, returned))
                 if offset not in anybody
             ]
             if missing and _excused(history, grant, claim, client):  # but from what it passed over
@@ -97,9 +97,9 @@ def _suspects(history: History) -> Iterator[Suspect]:
                 yield Suspect(grant, client, missing, kinds, "is granted, and neither delivered nor given back")
 
 
-def _existing(history: History, key: Key, first: int, end: int) -> list[int]:
-    """Returns the offsets of [first, end) at which the partition holds messages."""
-    offsets = history.evidence.topics.get((key[1], key[2]), [])
+def _existing(history: History, claim: ClaimSpan, first: int, end: int) -> list[int]:
+    """Returns the offsets of [first, end) at which the partition of a claim holds messages."""
+    offsets = history.offsets(claim)
     return offsets[bisect_left(offsets, first) : bisect_left(offsets, end)]
 
 
@@ -157,8 +157,9 @@ def s18_unsettled(history: History) -> Iterator[Violation]:
             handled = ended.get((key[0], claim.epoch), {})
             notes = noted.get((claim.session, key), ())
             judged = claim.epoch >= history.evidence.inherited and (key[0], claim.epoch) not in of_clones
+            judged = judged and not history.is_outlived(claim)
             for step in claim.raised if judged else ():
-                for offset in _existing(history, key, step.before, step.after):
+                for offset in _existing(history, claim, step.before, step.after):
                     late = handled.get(offset, FOREVER) > step.sent_ms + history.slack.stamp_ms
                     if late and not any(note.start <= offset < note.to for note in notes):
                         yield Violation(
@@ -166,6 +167,7 @@ def s18_unsettled(history: History) -> Iterator[Violation]:
                         )
         for old, new in pairwise(claims):
             judged = old.mode == AT_MOST_ONCE and old.epoch >= history.evidence.inherited
+            judged = judged and not history.is_outlived(old)
             if judged and old.generation == new.generation and old.ended_by in ("Leave", "Evict", "Join"):
                 yield from _named(history, old, new, ended.get((key[0], old.epoch), {}), noted)
 
@@ -183,7 +185,7 @@ def _named(
     key, (first, to) = old.key, new.unsettled
     notes = noted.get((old.session, key), ())
     for grant in history.grants.get((key[0], old.epoch), ()):
-        for offset in _existing(history, key, grant.start, grant.to):
+        for offset in _existing(history, old, grant.start, grant.to):
             known = offset in handled or any(note.start <= offset < note.to for note in notes)
             if not known and not first <= offset < to:
                 yield Violation(

@@ -1,4 +1,4 @@
-"""The judge of what became of each message: S5, S6, S7, S8, S9 and S10, one function each.
+"""The judge of what became of each message: S5, S6, S7, S8, S9, S10 and S27, one function each.
 
 losses.py judges messages that were granted and never delivered.
 """
@@ -133,16 +133,18 @@ def ended_ms(history: History) -> dict[tuple[Key, int, int], float]:
 
 
 def _passed(history: History) -> Iterator[tuple[int, float, Key, int, float | None]]:
-    """Yields one tuple for each message that a record moved a position over.
+    """Yields one tuple for each message that a record moved a position over, unless its topic was gone by then.
 
     It has the record's offset and sending time, the message's partition and offset, and when a handler had finished the
     message (None: never).
     """
     ended = ended_ms(history)
     for step in history.advances:
-        offsets = history.evidence.topics.get((step.key[1], step.key[2]), [])
+        key, offsets = step.claim.key, history.offsets(step.claim)
+        if history.is_gone(step.claim, step.sent_ms):
+            continue
         for offset in offsets[bisect_left(offsets, step.before) : bisect_left(offsets, step.after)]:
-            yield step.offset, step.sent_ms, step.key, offset, ended.get((step.key, step.generation, offset))
+            yield step.offset, step.sent_ms, key, offset, ended.get((key, step.claim.generation, offset))
 
 
 def s7_never_lost(history: History) -> Iterator[Violation]:
@@ -284,9 +286,9 @@ def s10_position(history: History) -> Iterator[Violation]:
                     f"{key} {d.offset} is delivered by claim {epoch}, which began at {claim.position}, after {before}",
                 )
             elif before == NOBODY and d.client not in clones and claim.mode == AT_LEAST_ONCE:
-                offsets = history.evidence.topics.get((d.topic, d.partition), [])
+                offsets = history.offsets(claim)
                 skipped = offsets[bisect_left(offsets, claim.position) : bisect_left(offsets, d.offset)]
-                if not all(
+                if not history.is_gone(claim, d.begin_ms) and not all(
                     is_lost(history, key, offset)
                     or any(a <= offset < b for a, b in claim.finished)
                     or _told_later(history, d, offset)
@@ -300,3 +302,43 @@ def s10_position(history: History) -> Iterator[Violation]:
                         f"client {d.client} begins {key} at {d.offset}, its claim at {claim.position}",
                     )
             newest[d.client] = max(before, d.offset)
+
+
+def s27_renewed(history: History) -> Iterator[Violation]:
+    """Yields each breach of S27: under a claim of a topic nothing is delivered of the one that was deleted before it,
+    nor of the next one once the client has heard of it; and a topic that is new in the log is read from its beginning.
+
+    A client may hear an id that is not the newest, because brokers lag behind: the last one that it has heard counts.
+    """
+    evidence = history.evidence
+    for d in history.deliveries if evidence.former else ():
+        claim, ids = claim_of(history, d), evidence.ids.get(d.topic, [])
+        if claim is None or claim.topic_id not in ids:
+            continue
+        history.counted["S27"] += 1
+        mine, what = ids.index(claim.topic_id), f"client {d.client} delivers {d.key} {d.offset}"
+        if d.life < mine:
+            text = f"{what} of {ids[d.life]}, and claims {claim.topic_id}"
+            yield Violation("S27", d.begin_ms, d.epoch, text)
+        heard = evidence.heard.get((d.client, d.topic), [])
+        at = bisect_left(heard, d.gate_ms, key=lambda one: one.ms)
+        if at and ids.index(heard[at - 1].id) > mine:
+            yield Violation("S27", d.begin_ms, d.epoch, f"{what}, and has heard that {claim.topic_id} is gone")
+    for (group, topic), at_offsets in history.renewed.items():
+        for key, claims in history.by_key.items():
+            for at in at_offsets if key[:2] == (group, topic) and key[2] >= 0 else ():
+                first = next((claim for claim in claims if claim.epoch > at), None)
+                later = [*history.set_at.get(key, ()), *history.sought.get(key, ())]
+                if first is None or any(at < moved <= first.epoch for moved in later):
+                    continue
+                begins = _first_of(history, first)
+                if first.position > begins:
+                    text = f"{key} is new in the log, begins at {begins}, and is claimed at {first.position}"
+                    yield Violation("S27", first.ms, first.epoch, text)
+
+
+def _first_of(history: History, claim: ClaimSpan) -> int:
+    """Returns the lowest offset that Kafka has, or had in the end, of the partition of a claim."""
+    _, topic, number = claim.key
+    former = history.evidence.former.get((topic, claim.topic_id))
+    return (history.evidence.firsts or {}).get((topic, number), 0) if former is None else former.firsts.get(number, 0)

@@ -1,4 +1,5 @@
-"""Planted bugs in what becomes of fetches that fail and positions that are refused (PROTOCOL.md D12).
+"""Planted bugs in what becomes of fetches that fail, of positions that are refused (PROTOCOL.md D12), and of topics
+that are created again (D10).
 
 They are in the shipped client: in ConsumerDriver, and in the bookkeeping that KafkaSource uses (assignments.py).
 mutants.py alone calls this file.
@@ -9,8 +10,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
-from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.driver.consumer_driver import ConsumerDriver, TopicWatch
+from marshal_py.protocol.member.rebalance import Rebalancer, Topics
 from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.records import Topology
 from marshal_py.transport.assignments import Assignments, State
 from marshal_py.transport.ports import OutOfRange
 
@@ -73,6 +76,42 @@ def d6e() -> list[Patch]:
         settle(self, refused, end if refused.position < first else first, end)
 
     return [(ConsumerDriver, "_settle_position", at_the_end)]
+
+
+def d10l() -> list[Patch]:
+    learn = Topics.learn
+
+    def first(self: Topics, topic: str, count: int, topic_id: str = "") -> bool:
+        """Keeps the id that it has heard first."""
+        return learn(self, topic, count, self.ids.get(topic, topic_id))
+
+    return [(Topics, "learn", first)]
+
+
+def d10r() -> list[Patch]:
+    read = Topics.read
+
+    def trusting(self: Topics, record: Topology) -> None:
+        """Takes the id that somebody has accepted for the cluster's, though it has heard another one itself."""
+        read(self, record)
+        self._asked.clear()
+
+    return [(Topics, "read", trusting)]
+
+
+def d10s() -> list[Patch]:
+    return [(Rebalancer, "forget_starts", lambda self, topic: None)]
+
+
+def d10b() -> list[Patch]:
+    look_at = TopicWatch.look_at
+
+    def quietly(self: TopicWatch, topic: str) -> None:
+        """Does not remember which topic it has looked at, so that the data client goes on with what it knows of it."""
+        self._ids.clear()
+        look_at(self, topic)
+
+    return [(TopicWatch, "look_at", quietly)]
 
 
 def d12() -> list[Patch]:

@@ -45,6 +45,8 @@ PROMISES: Final = {
     "S25": "nothing is delivered of a partition once the user knows that it will be released",
     "S26": "`process` handles the messages of a lane one after the other, in their order, and gives up none that no "
     "handler had",
+    "S27": "what is delivered of a topic that was created again is known to be of the new one, which is read from its "
+    "beginning",
     "V1": "a dead owner's partitions are claimed within twice its interval plus one second",
     "V2": "a released partition is claimed within a third of an interval plus one second",
     "V3": "every partition has an owner, and every message is read",

@@ -24,7 +24,7 @@ from marshal_sim.cluster.process import Process
 from marshal_sim.cluster.run import Result, simulate
 from marshal_sim.cluster.scenario import Options, Scenario
 from marshal_sim.judge.auditor import judge
-from marshal_sim.judge.evidence import Crash, DeadLetter, Presence, Span, Stop, ToolReport
+from marshal_sim.judge.evidence import Crash, DeadLetter, FormerTopic, Heard, Presence, Span, Stop, ToolReport
 from marshal_sim.judge.liveness import Demands, Departure, judge_liveness, v15_served
 from marshal_sim.mutants.mutants import MUTANTS, SEEDS_BASE, VAGUE, find, switched_on
 from marshal_sim.oracle.snapshot import FOLD_VERSION, Snapshots
@@ -160,6 +160,19 @@ def test_what_kafka_deletes_unread_is_named() -> None:
     runs = [*(simulate(seed, silent) for seed in (6, 8, 9)), simulate(4, gone)]
     assert not {run.seed: run.violations[:2] for run in runs if run.violations}
     assert all(run.advisories["offset_lost"] for run in runs)
+
+
+@PARTLY
+def test_a_topic_that_is_created_again_is_read_from_its_beginning(part: int) -> None:
+    """S27, D10: also where brokers lag behind and clients keep to the leaders of the deleted topic."""
+    again, moves = frozenset({"recreate_topic"}), frozenset({"recreate_topic", "retention", "arrive", "leave", "grow"})
+    runs = [
+        simulate(seed, Options(kinds=again, interval_ms=2_000, clients=3, partitions=3)) for seed in range(6 // part)
+    ]
+    runs += [simulate(seed, Options(kinds=moves, interval_ms=2_000)) for seed in range(6 // part)]
+    assert not {run.seed: run.violations[:2] for run in runs if run.violations}
+    assert {run.scenario.on_topic_recreated for run in runs} == {"fail", "earliest"}
+    assert sum(run.counted["S27"] for run in runs) > 2_000 // part
 
 
 WITNESS_STORM = frozenset({"witness", "delay", "duplicate", "drop", "reorder", "retry", "slow_handler", "stop", "lag"})
@@ -568,31 +581,38 @@ PLANTED: list[tuple[str, int, Callable[[EvidenceBuilder], None]]] = [
 ]
 
 
-def test_a_message_that_was_given_back_may_come_again_after_its_delay() -> None:
-    """S7, S10, S16: behind later ones; and its dead letter stands for a handler that finishes it."""
-    built = EvidenceBuilder()
-    built.deliver(0, 5, 6)
-    built.evidence.deliveries[-1].give_back(6, 100)
-    built.deliver(1, 7, 8)
-    built.deliver(0, 106, 107)
-    built.evidence.deliveries[-1].give_back(107, 10)
-    assert built.found() == set()
-    letter = DeadLetter((GROUP, "t", 0), 0, built.epoch, 0)
-    built.evidence.letters.append(letter)
-    built.say(120, HEARTBEAT, built.one, 1, [[built.epoch, 2]])
-    assert built.found() == {"S7"}
-    letter.written_ms = 120
-    assert built.found() == {"S8"}, "the heartbeat was sent before"
-    letter.written_ms = 119
-    assert built.found() == set()
-
-
 @pytest.mark.parametrize(("invariant", "mode", "plant"), PLANTED)
 def test_a_planted_violation_is_found(invariant: str, mode: int, plant: Callable[[EvidenceBuilder], None]) -> None:
     built = EvidenceBuilder(mode)
     assert invariant not in built.found()
     plant(built)
     assert invariant in built.found()
+
+
+def renewed(start: int, lives: tuple[int, int] = (1, 1), heard_ms: float = 10.8) -> EvidenceBuilder:
+    """A topic is created again at 10. Its owner hears of it at `heard_ms`, after a message, and gives it up; it claims
+    the new one at `start`, and gets another message. `lives`: of which topic the two messages are.
+    """
+    built = EvidenceBuilder(topic_id="t 0")
+    evidence = built.evidence
+    evidence.ids["t"], evidence.firsts = ["t 0", "t 1"], {("t", 0): 0}
+    evidence.former["t", "t 0"] = FormerTopic(10, {0: list(range(10))}, {0: 0})
+    evidence.heard[0, "t"] = [Heard(1, "t 0"), Heard(heard_ms, "t 1")]
+    built.deliver(0, 10.5, 10.6)
+    built.say(12, RELEASE, built.one, built.epoch, 0)
+    anew = built.say(13, TOPOLOGY, "t", 1, 1, -1, "", "t 1")
+    built.deliver(start, 15, 16, epoch=built.say(14, CLAIM, built.one, "t", 0, anew, start))
+    for delivery, life in zip(evidence.deliveries, lives, strict=True):
+        delivery.life = life
+    return built
+
+
+def test_what_is_taken_for_a_message_of_the_new_topic_is_found() -> None:
+    """S27: what the owner read before it had heard of the new topic may be of either."""
+    assert renewed(0).found() == renewed(0, (0, 1)).found() == set()
+    assert renewed(0, (0, 0)).found() == {"S27"}, "it was fetched before"
+    assert renewed(0, heard_ms=10.2).found() == {"S27"}, "it goes on although it knows"
+    assert renewed(7).found() == {"S27"}, "it begins where the deleted topic was to be read"
 
 
 def test_a_query_has_no_limit_of_deliveries() -> None:
@@ -903,6 +923,10 @@ QUICK = (
     "D6N",
     "D6E",
     "D8",
+    "D10B",
+    "D10L",
+    "D10R",
+    "D10S",
     "D12",
     "D12A",
     "D12L",
@@ -1080,6 +1104,10 @@ def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
         "D6E",
         "D6N",
         "D8",
+        "D10B",
+        "D10L",
+        "D10R",
+        "D10S",
         "D12",
         "D12A",
         "D12H",

@@ -214,8 +214,23 @@ def test_the_first_in_rank_accepts() -> None:
     assert [record for _, record in b.sends(Topology) if record.topic_id == "two"]
 
 
+def asked(client: Client) -> list[int]:
+    """Returns when the client asks for its topics from now on. Nobody answers."""
+    looks: list[int] = []
+    tick = client.tick
+
+    def watched() -> object:
+        out = tick()
+        if out.look_at_topics:
+            looks.append(client.cluster.now_ms)
+        return out
+
+    client.tick = watched  # type: ignore[method-assign,assignment]
+    return looks
+
+
 def test_a_stale_id_does_not_park_again() -> None:
-    """D10: a member that knows the old topic and reads that the new one was accepted waits for new metadata."""
+    """D10: a member that knows the old topic and reads that the new one was accepted asks for new metadata at once."""
     cluster, (a, b) = team("a", "b", on_topic_recreated="earliest")
     learn(a, "two")
     cluster.run(THIRD_MS)
@@ -225,20 +240,44 @@ def test_a_stale_id_does_not_park_again() -> None:
     at = cluster.group.topics[TOPIC].offset
     cluster.must(Topology(TOPIC, 4, at, token, "an admin", "two"))
     cluster.must(ReleaseGroup(token, token, 0))
+    looks = asked(b)
     cluster.run(3 * I)
+    assert len(looks) > 3, "it asks again as long as it is not answered"
     assert TOPIC not in b.member.topics.ids
     assert topic_of(cluster) == ("two", 4, 0)
     assert not parked(cluster)
-    assert open_of(a, TOPIC) | open_of(b, TOPIC) == set(range(4))
+    assert open_of(b, TOPIC) == set(), "it has not compared the id"
     released = [r for _, r in b.sends(ReleasingPartition)]
     assert not [r for r in released if r.parked]
     learn(b, "two")
+    looks.clear()
     cluster.run(I)
+    assert looks == []
     assert not parked(cluster)
+    assert open_of(a, TOPIC) | open_of(b, TOPIC) == set(range(4))
     # What was accepted is the older one, for b knows better by now: then it parks.
     learn(b, "three")
     cluster.run(I)
     assert parked(cluster)
+
+
+def test_an_id_from_a_broker_that_lags_behind_is_not_believed() -> None:
+    """D10: the topic was created again twice. Who has heard the newest id compares it before it claims anything, also
+    if somebody has accepted the one before: it once delivered messages of the third topic as those of the second.
+    """
+    cluster, (a,) = team("a")
+    learn(a, "three")
+    cluster.run(I)
+    assert parked(cluster)
+    cluster.must(Topology(TOPIC, 4, cluster.group.topics[TOPIC].offset, -1, "who has heard another id", "two"))
+    looks = asked(a)
+    cluster.run(TRIP)
+    assert looks, "at once"
+    cluster.run(2 * I)
+    assert open_of(a, TOPIC) == set()
+    learn(a, "two")
+    cluster.run(I)
+    assert open_of(a, TOPIC) == set(range(4))
 
 
 def test_a_start_that_was_looked_up_in_the_old_topic_is_not_used() -> None:

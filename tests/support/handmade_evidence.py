@@ -19,11 +19,11 @@ ONE, TWO = b"1" * 16, b"2" * 16
 class EvidenceBuilder:
     """Evidence made by hand: a log whose every record is appended one ms after it was sent."""
 
-    def __init__(self, mode: int = 1) -> None:
+    def __init__(self, mode: int = 1, topic_id: str = "") -> None:
         self.evidence = Evidence()
         self.mode = mode
         self.put(0, wire.genesis())
-        self.say(1, TOPOLOGY, "t", 1, -1)
+        self.say(1, TOPOLOGY, "t", 1, -1, *((-1, "", topic_id) if topic_id else ()))
         self.evidence.topics["t", 0] = list(range(10))
         self.one = self.join(2, ONE)
         self.epoch = self.say(3, CLAIM, self.one, "t", 0, -1, 0)
@@ -43,8 +43,8 @@ class EvidenceBuilder:
     def deliver(
         self,
         offset: int,
-        ms: int,
-        end_ms: int,
+        ms: float,
+        end_ms: float,
         epoch: int = -1,
         instance: bytes = ONE,
         client: int = 0,

@@ -65,6 +65,8 @@ class Topics:
         self._replaced_ids: dict[str, None] = {}  # ids that the log has replaced; Kafka never gives an id twice
         # topic -> (count, id, when sent, in ms) of the newest own Topology
         self._sent: dict[str, tuple[int, str, int]] = {}
+        # topic -> when the cluster was asked (ms), for those of which the log has another id than this member knew
+        self._asked: dict[str, int | None] = {}
 
     def learn(self, topic: str, count: int, topic_id: str = "") -> bool:
         """Takes a topic's count and id ("" if unknown) in the cluster; returns whether one is new. An id that the log
@@ -76,6 +78,7 @@ class Topics:
             self._log_ids[topic] = group.topics[topic].id
         known = self.counts.get(topic), self.ids.get(topic, "")
         self.counts[topic] = count
+        self._asked.pop(topic, None)
         if topic_id:
             self.ids[topic] = topic_id
         changed = known != (count, self.ids.get(topic, ""))
@@ -123,8 +126,14 @@ class Topics:
             if reason and not claim.sealed:
                 claim.park(reason, records.PARKED_REASON, now.mono_ms + self.member.options.interval_ms)
 
+    def is_unknown(self, topic: str) -> bool:
+        """Returns whether this member claims nothing of a topic yet, because it has to ask for its id again (D10)."""
+        return topic in self._asked
+
     def read(self, record: Topology) -> None:
-        """Takes an accepted Topology. If it changes the topic's id, forgets what this member knew of the old topic."""
+        """Takes an accepted Topology. If this member knows another id, it forgets it and asks the cluster again: the
+        one or the other is of a topic that is gone, and its sender may have heard it from a broker that lags behind.
+        """
         before = self._log_ids.get(record.topic, "")
         if record.topic_id:
             self._log_ids[record.topic] = record.topic_id
@@ -135,6 +144,7 @@ class Topics:
         if record.topic_id and self.ids.get(record.topic) not in (None, record.topic_id):
             del self.ids[record.topic]
             self.counts.pop(record.topic, None)
+            self._asked[record.topic] = None
             self._look_again()
         if self.patterns and record.topic not in self.counts and consumes(self.member.options.topics, record.topic):
             self.member.out.look_at_topics = True
@@ -143,6 +153,9 @@ class Topics:
         """Writes a Topology for each topic that differs from the log. Rank k waits k thirds, so that usually one member
         does."""
         member = self.member
+        for topic, asked_ms in self._asked.items():
+            if member.retry_due(asked_ms, now):
+                self._asked[topic], out.look_at_topics = now.mono_ms, True
         for topic, count in self.counts.items():
             known, found = group.topics.get(topic), self.ids.get(topic, "")
             if known is not None:
@@ -663,6 +676,8 @@ class Rebalancer:
             return
         known = group.partitions.get(tp)
         start = NONE
+        if self.topics.is_unknown(tp.topic):
+            return
         if tp.partition < 0:
             if self.topics.recreated(group, tp.topic):
                 return  # nobody may own it until the log has the new id (F9.10)
