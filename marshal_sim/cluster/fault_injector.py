@@ -55,6 +55,7 @@ FLAP_MS: Final = 1_000  # leaders change up to once per second
 HAND_OVER_MS: Final = 1_000  # how long the client lets a stop wait for hand-overs (A6)
 FLAPS_MAX: Final = 5
 RECREATED_MAX: Final = 3  # how often topics are created again in a run
+TWICE: Final = 0.3  # how often it follows soon that a topic is created again once more
 LAG_MS_MAX: Final = 4_000  # for so long some brokers do not know a new topic
 BURST: Final = 5  # how many records a hostile writer writes at a time
 CHECKPOINT_LOST: Final = 0.2  # the share of a query's restarts that lose its checkpoint
@@ -315,8 +316,8 @@ class FaultInjector:
         cluster, rng = self.cluster, self.rng
         topics = sorted(cluster.broker.counts)
         topic = topics[int(rng.random() * len(topics))]
-        often = self.strikes["recreate_topic"] > RECREATED_MAX
-        if cluster.scenario.queries or topic in cluster.broker.lagging or often:
+        gone = cluster.broker.created_ms.get(topic, 0) > cluster.now_ms
+        if cluster.scenario.queries or gone or self.strikes["recreate_topic"] > RECREATED_MAX:
             return
         grows = all(group.policy not in RESTRICTED for group in cluster.scenario.groups)
         change = int(rng.random() * 5) - 2
@@ -324,13 +325,15 @@ class FaultInjector:
         gone_ms = 0 if rng.random() < 0.5 else self._duration_ms(2)
         lag_ms = 0 if rng.random() < 0.5 else spread(rng, 1, LAG_MS_MAX)
         cluster.recreate_topic(topic, count, gone_ms, lag_ms, rng.random() < 0.5)
-        cluster.schedule(gone_ms + lag_ms, None, self._known_to_all, topic)
+        if rng.random() < TWICE:
+            cluster.schedule(gone_ms + 1 + int(rng.random() * LAG_MS_MAX), None, self._recreate_once_more, topic)
         for group in cluster.scenario.groups:
             if topic in group.topics and rng.random() < 0.4:
                 cluster.schedule(gone_ms + self._duration_ms(4), None, self._accept, (group, topic))
 
-    def _known_to_all(self, topic: str) -> None:
-        self.cluster.broker.lagging.pop(topic, None)
+    def _recreate_once_more(self, topic: str) -> None:
+        if not self.healed:
+            self.cluster.recreate_topic(topic, self.cluster.broker.counts[topic], 0, LAG_MS_MAX, False)
 
     def _accept(self, place: tuple[GroupPlan, str]) -> None:
         """Lets an admin accept a topic that was created again, and set the positions of some of its partitions."""

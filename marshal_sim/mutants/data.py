@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver, TopicWatch
-from marshal_py.protocol.member.rebalance import Rebalancer, Topics
+from marshal_py.protocol.member.rebalance import Topics
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import Topology
 from marshal_py.transport.assignments import Assignments, State
@@ -97,10 +97,6 @@ def d10r() -> list[Patch]:
         self._asked.clear()
 
     return [(Topics, "read", trusting)]
-
-
-def d10s() -> list[Patch]:
-    return [(Rebalancer, "forget_starts", lambda self, topic: None)]
 
 
 def d10b() -> list[Patch]:

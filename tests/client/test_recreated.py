@@ -10,7 +10,10 @@ import pytest
 import marshal_py
 from marshal_py import Consumer, TopicPartition
 from marshal_py.client.driver import loop
+from marshal_py.client.values.position_text import Begin
 from marshal_py.errors import ClusterUnreachable, InvalidOption
+from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.member.member_state import Wanted
 from marshal_py.protocol.wire.records import GroupConfig, ReleasingPartition, Topology
 from marshal_py.transport.memory import MemorySource
 from marshal_py.transport.ports import OutOfRange
@@ -228,6 +231,29 @@ def test_a_refusal_of_the_old_topics_position_that_comes_late(memory: MemoryTest
         memory.fill(topic, 0, 2)
         collect(consumer, 2)
         until(lambda: not consumer._driver.refused_positions, "the refusal is looked at")
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_start_that_comes_after_the_log_has_another_id_is_not_used(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """D5, D10: the cluster may have answered about the topic that was deleted. It once began there in the new one."""
+    topic, group, found = memory.topic(), memory.group(), list[tuple[TopicPartition, int]]()
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        memory.fill(topic, 0, 1)
+        collect(consumer, 1)
+        driver, tp = consumer._driver, TopicPartition(topic, 5)
+        monkeypatch.setattr(Member, "start_resolved", lambda self, tp, offset, end, now: found.append((tp, offset)))
+        driver._to_resolve = [Wanted(tp, True)]
+        steps = driver._resolve()
+        next(steps)
+        with marshal._context.lock:
+            known = driver.member.world.groups[group].topics[topic]
+            known.id, kept = ("another" if again else known.id), known.id
+        with pytest.raises(StopIteration):
+            steps.send({tp: Begin(500, 600)})
+        known.id = kept
+    assert found == ([] if again else [(tp, 500)])
 
 
 def test_a_refusal_of_a_partition_that_is_held_back_loses_nothing(memory: MemoryTestCluster) -> None:

@@ -621,6 +621,7 @@ class ConsumerDriver:
         """Asks the cluster where partitions without a position in the log begin (D5)."""
         with self.context.lock:
             wanted, self._to_resolve = self._to_resolve, []
+            ids = {one.tp.topic: self._log_id(one.tp.topic) for one in wanted}
         if not wanted:
             return
         wanted = [one._replace(earliest=one.earliest or one.tp.topic in self.topic_watch.later) for one in wanted]
@@ -643,10 +644,17 @@ class ConsumerDriver:
         with self.context.outbox, self.context.lock:
             now = self.context.clock.now()
             for tp, (first, end, unsaid) in found.items():
+                if self._log_id(tp.topic) != ids[tp.topic]:
+                    continue  # the answer may be about the topic that was deleted (D10): the member asks again
                 self.member.start_resolved(tp, first, end, now)
                 if unsaid:
                     self._began_at_end(tp)
             self.step(now)
+
+    def _log_id(self, topic: str) -> str:
+        """Returns the id that the log has of a topic; "" without one."""
+        group = self.member.group
+        return "" if group is None or topic not in group.topics else group.topics[topic].id
 
     def _began_at_end(self, tp: TopicPartition) -> None:
         """Says once that this consumer reads only what comes from now on, which newcomers do not expect."""
