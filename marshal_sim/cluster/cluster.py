@@ -8,6 +8,7 @@ fault_injector.py decides what goes wrong and when; this file carries it out.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace as replaced
 from random import Random
@@ -427,7 +428,7 @@ class Cluster:
 
     def _is_outdated(self, group: Group, topic: str) -> bool:
         known, ids = group.topics.get(topic), self.broker.ids.get(topic)
-        return known is not None and bool(ids) and known.id not in ("", ids[-1] if ids else "")
+        return known is not None and ids is not None and known.id not in ("", ids[-1])
 
     def _newest_group(self, name: str) -> Group | None:
         """Returns the group as a client holds it that has read its log to the end, or None if no client has."""
@@ -478,11 +479,6 @@ class Cluster:
         ]
         here, names = {process.number for process in mine}, {process.name for process in mine}
         deliveries = [delivery for delivery in journal.deliveries if delivery.group in groups]
-        finals: list[tuple[AnyClient, str, int, int]] = []
-        for process in mine:
-            group = process.world.groups.get(process.group)
-            if group is not None:
-                finals.append((process.number, process.group, process.world.next_offset, group.digest()))
         return Evidence(
             number,
             tuple(groups),
@@ -492,7 +488,7 @@ class Cluster:
             journal.sent,
             [delivery for delivery in deliveries if delivery.client in here and not branched],
             {key: who for key, who in journal.digests.items() if who in here},
-            finals,
+            [final for process in mine for final in _final_of(process)],
             self.broker.topics,
             journal.forks,
             [report for report in journal.reports if report.by in names],
@@ -541,3 +537,10 @@ class Cluster:
             former=self.broker.former,
             heard=journal.heard,
         )
+
+
+def _final_of(process: Process) -> Iterator[tuple[AnyClient, str, int, int]]:
+    """Yields what a process holds of its group in the end, if anything: client, group, read to, digest."""
+    group = process.world.groups.get(process.group)
+    if group is not None:
+        yield process.number, process.group, process.world.next_offset, group.digest()

@@ -106,8 +106,9 @@ def _keys(demands: Demands, history: History) -> list[Key]:
 
 def is_outdated(history: History, group: str, topic: str) -> bool:
     """Returns whether the log ends with another id of the topic than the cluster has."""
-    known, ids = history.oracle.groups.get(group), history.evidence.ids.get(topic)
-    return bool(ids) and known is not None and topic in known.topics and known.topics[topic].id not in ("", ids[-1])
+    state, ids = history.oracle.groups.get(group), history.evidence.ids.get(topic)
+    known = None if state is None else state.topics.get(topic)
+    return known is not None and ids is not None and known.id not in ("", ids[-1])
 
 
 def _pause_over_ms(demands: Demands, history: History, group: str) -> float:
