@@ -189,6 +189,8 @@ class Ranges:
         begun."""
         planned = self.claims[tp]
         ended, planned.next_offset = planned.next_offset, max(planned.next_offset, first)
+        if isinstance(planned.claim.tracker, AtLeastOnce):
+            planned.claim.tracker.reached(planned.next_offset)  # as in a DeliveryQueue
         return ended
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:

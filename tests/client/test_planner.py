@@ -175,6 +175,17 @@ def test_a_lost_range_is_noted_and_passed(cluster: TestCluster) -> None:
     assert [(n.from_, n.to) for n in notes] == [(10, 25)]
 
 
+def test_a_lost_range_is_passed_where_nothing_is_left(memory: MemoryTestCluster) -> None:
+    """D6: all that there was is deleted."""
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 10)
+    with memory.connect() as marshal, planning(marshal, group, [topic]) as consumer:
+        planner = settled(consumer)
+        memory.truncate(topic, 0, 10)
+        assert not planner.batch(100, wait_s=0.0)
+        until(lambda: positions(consumer) == {0: 10}, "it is passed")
+
+
 def test_a_position_beyond_the_end_parks_that_partition(memory: MemoryTestCluster) -> None:
     """D6: the topic was recreated, or lost its tail. The others continue, also with a later consumer."""
     topic = memory.topic(2)

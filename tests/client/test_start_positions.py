@@ -23,6 +23,7 @@ from tests.support.client_fixtures import (
     joined,
     owns,
     places,
+    positions,
     until,
 )
 
@@ -274,6 +275,24 @@ def test_a_lost_range_is_reported_and_the_rest_continues(cluster: TestCluster) -
             consumer.flush()
         notes = [n for n in cluster.accepted(group, Note) if n.kind == "offset_lost"]
         assert [(n.topic, n.partition, n.from_, n.to) for n in notes] == [(topic, 0, 2, 6)]
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_the_position_passes_a_lost_range_behind_which_nothing_is_left(
+    memory: MemoryTestCluster, delivery: str
+) -> None:
+    """D6: retention has deleted all that was there. It is no lag, and the next owner reports no loss."""
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 10)
+    told = []
+    for _ in range(2):
+        with memory.connect() as marshal, joined(marshal, group, [topic], delivery=delivery) as consumer:
+            until(owns(consumer, 0), "the partition is ours")
+            memory.truncate(topic, 0, 10)
+            until(lambda: not consumer.fetch(1, expires_s=0.05) and positions(consumer) == {0: 10}, "it is passed")
+            assert consumer.cached_info().lag == 0
+            told.append([(event.offset, event.to) for event in consumer.events() if event.kind == "offset_lost"])
+    assert told == [[(0, 10)], []]
 
 
 @pytest.mark.new_client

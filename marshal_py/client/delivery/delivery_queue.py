@@ -151,7 +151,7 @@ class DeliveryQueue:
         end. The refused position may be above, as what comes while it is held back is dropped (`add`)."""
         buffer = self.buffers[tp]
         ended = buffer.next_offset
-        buffer.next_offset = max(ended, first)
+        buffer.reach(first)  # so the position passes what is lost, also where nothing is left behind it
         if not buffer.held_back:  # else it will be fetched from there when it is resumed
             self.source.assign({tp: buffer.next_offset})
         return ended
