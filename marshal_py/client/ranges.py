@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from marshal_py.client.connection import Ask, Context, TaskSteps
-from marshal_py.client.delivery.delivery_queue import positions_of
+from marshal_py.client.delivery.delivery_queue import ENDS_TIMEOUT_S, positions_of
 from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.protocol.claims import AtLeastOnce, AtMostOnce, Claim, ClaimPhase, OffsetRun
 from marshal_py.protocol.member.member import Member
@@ -183,6 +183,7 @@ class Ranges:
         for tp in tps:
             self.claims.pop(tp, None)
             self.prefetching.discard(tp)
+            self.source.ends.pop(tp, None)  # it will be too old when the partition comes back
 
     def restart(self, tp: TopicPartition, first: int) -> int:
         """Has the next range begin at `first` or above, as those before are lost (D6). Returns where it would have
@@ -263,9 +264,9 @@ class Ranges:
         """Asks the cluster for the end offsets. They give the lag, and show that this member can take over (A3)."""
         with self._context.lock:
             tps = [tp for tp in self._ends_wanted() if tp.topic not in self._absent()]
-        bounds: dict[TopicPartition, Bounds] = (yield Ask(lambda: self._context.admin.bounds(tps))) if tps else {}
+        ends: dict[TopicPartition, int] = yield Ask(lambda: self._context.admin.told_offsets(tps, ENDS_TIMEOUT_S))
         with self._context.lock:
-            self.source.ends.update({tp: bound.end for tp, bound in bounds.items()})
+            self.source.ends |= ends
 
     def called(self) -> None:
         """Notes that the user has just called, so somebody still reads."""

@@ -131,6 +131,11 @@ class SimulatedAdmin:
                 raise ClusterUnreachable(SERVERS, str(tp), "it does not exist")
         return {tp: Bounds(broker.firsts[tp], broker.ends[tp]) for tp in tps}
 
+    def told_offsets(
+        self, tps: Sequence[TopicPartition], timeout_s: float, *, first: bool = False
+    ) -> dict[TopicPartition, int]:
+        return {tp: each.first if first else each.end for tp, each in self.bounds(tps).items()}
+
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         self._check("committed offsets")
         return {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import pytest
 
@@ -15,6 +15,8 @@ from marshal_py.protocol.wire.identity import TopicPartition, route
 from marshal_py.protocol.wire.records import Evict, Leave
 from marshal_py.transport import connecting
 from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.memory import MemoryAdmin, MemorySource
+from marshal_py.transport.ports import Bounds
 from tests.support.broker_faults import fail_requests, topics
 from tests.support.client_fixtures import (
     LOG,
@@ -26,6 +28,7 @@ from tests.support.client_fixtures import (
     joined,
     owns,
     places,
+    planning,
     until,
 )
 
@@ -259,6 +262,73 @@ def test_a_look_at_the_cluster_that_fails_does_no_harm(
         with caplog.at_level(logging.CRITICAL), joined(marshal, memory.group(), [topic]) as consumer:
             assert places(collect(consumer, 2)) == [(0, 0), (0, 1)]
         assert len(calls) == 3
+
+
+@pytest.fixture
+def leaderless(monkeypatch: pytest.MonkeyPatch) -> set[TopicPartition]:
+    """Partitions whose offsets no broker tells."""
+    lost: set[TopicPartition] = set()
+    bounds, told = MemoryAdmin.bounds, MemoryAdmin.told_offsets
+
+    def all_or_none(admin: MemoryAdmin, tps: Sequence[TopicPartition], **keywords: Any) -> dict[TopicPartition, Bounds]:
+        if not lost.isdisjoint(tps):
+            raise ClusterUnreachable("memory", "the ends of partitions", "no leader")
+        return bounds(admin, tps, **keywords)
+
+    def answered(admin: MemoryAdmin, tps: Sequence[TopicPartition], *rest: Any, **keywords: Any) -> Any:
+        return told(admin, [tp for tp in tps if tp not in lost], *rest, **keywords)
+
+    monkeypatch.setattr(MemoryAdmin, "bounds", all_or_none)
+    monkeypatch.setattr(MemoryAdmin, "told_offsets", answered)
+    return lost
+
+
+def test_a_partition_without_a_leader_keeps_no_other_from_beginning(
+    memory: MemoryTestCluster, leaderless: set[TopicPartition]
+) -> None:
+    """D5: where the others begin is asked without it."""
+    topic = memory.topic(2)
+    memory.fill(topic, 0, 1)
+    memory.fill(topic, 1, 1)
+    leaderless.add(TopicPartition(topic, 0))
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        assert places(collect(consumer, 1)) == [(1, 0)]
+        assert owns(consumer, 1)()
+        leaderless.clear()
+        assert places(collect(consumer, 1)) == [(0, 0)]
+
+
+def test_a_partition_without_a_leader_keeps_no_other_from_going_on(
+    memory: MemoryTestCluster, leaderless: set[TopicPartition], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D1, V15: an earlier owner has finished messages above both positions, so the new one asks where they end."""
+    topic, group = memory.topic(2), memory.group()
+    memory.fill(topic, 0, 2)
+    memory.fill(topic, 1, 2)
+    with memory.connect() as marshal:
+        with joined(marshal, group, [topic]) as consumer:
+            for message in collect(consumer, 4, ack=False):
+                assert message.offset == 0 or message.ack()
+        monkeypatch.setattr(MemorySource, "end_offset", lambda *_: -1)
+        leaderless.add(TopicPartition(topic, 0))
+        with joined(marshal, group, [topic]) as consumer:
+            assert places(collect(consumer, 1)) == [(1, 0)]
+            leaderless.clear()
+            assert places(collect(consumer, 1)) == [(0, 0)]
+
+
+def test_a_partition_without_a_leader_hides_the_end_of_no_other(
+    memory: MemoryTestCluster, leaderless: set[TopicPartition]
+) -> None:
+    """A3, D9: a planner tells the lag of the others, and that it is ready to take them over."""
+    topic = memory.topic(2)
+    tps = [TopicPartition(topic, partition) for partition in range(2)]
+    memory.fill(topic, 1, 3)
+    with memory.connect() as marshal, planning(marshal, memory.group(), [topic]) as planner:
+        until(lambda: [planner._claims()[tp].lag for tp in tps if tp in planner._claims()] == [0, 3], "both are known")
+        leaderless.add(tps[0])
+        memory.fill(topic, 1, 3, first=3)
+        until(lambda: planner._claims()[tps[1]].lag == 6, "the new end is known")
 
 
 def test_a_refused_position_is_asked_for_until_the_cluster_answers(

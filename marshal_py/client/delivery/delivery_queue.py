@@ -43,9 +43,10 @@ from marshal_py.client.values.requests import message_bytes
 from marshal_py.protocol.claims import AtLeastOnce, AtMostOnce, Claim, ClaimPhase, OffsetRun
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.wire.identity import Instant, TopicPartition
-from marshal_py.transport.ports import Bounds, Chunk, DataSource, MessageWriter
+from marshal_py.transport.ports import Chunk, DataSource, MessageWriter
 
 GATE_MS: Final = 5  # between two readings of all three clocks while messages are delivered one by one (T7)
+ENDS_TIMEOUT_S: Final = 3.0  # a healthy broker answers in milliseconds; who does not is asked again
 AHEAD_MESSAGES_MAX: Final = 2_000  # per partition that is fetched ahead; more would only fill memory
 
 
@@ -549,18 +550,18 @@ class DeliveryQueue:
         return self.source.end_offset(claim.tp) < tracker.finished_to()
 
     def _ask(self) -> TaskSteps:
-        """Asks the cluster for ends, then opens the unsure claims; on the worker, without the lock. Raises ClusterError
-        and is asked again."""
+        """Asks the cluster for ends, then opens the unsure claims; on the worker, without the lock. A partition without
+        a leader holds up no other; it is asked for again."""
         context = self._context
         with context.lock:
             asked = dict(self._unsure)
-        bounds: dict[TopicPartition, Bounds] = yield Ask(lambda: context.admin.bounds([*asked]))
+        ends: dict[TopicPartition, int] = yield Ask(lambda: context.admin.told_offsets([*asked], ENDS_TIMEOUT_S))
         with context.outbox, context.lock:
             for tp, claim in asked.items():
-                if self._unsure.get(tp) is not claim:
+                if self._unsure.get(tp) is not claim or tp not in ends:
                     continue
                 del self._unsure[tp]
-                if isinstance(claim.tracker, AtLeastOnce) and bounds[tp].end < claim.tracker.finished_to():
+                if isinstance(claim.tracker, AtLeastOnce) and ends[tp] < claim.tracker.finished_to():
                     claim.tracker.discard_inherited()
                 self.open([claim])
             context.changed.notify_all()

@@ -18,7 +18,7 @@ from typing import Final
 from msgspec import structs
 
 from marshal_py.client.connection import Ask, Context, Repeats, Tasks, TaskSteps
-from marshal_py.client.delivery.delivery_queue import DeliveryQueue
+from marshal_py.client.delivery.delivery_queue import ENDS_TIMEOUT_S, DeliveryQueue
 from marshal_py.client.ranges import Ranges, UnfetchedSource
 from marshal_py.client.values import position_text
 from marshal_py.client.values.info import ClaimInfo, Counters
@@ -28,6 +28,7 @@ from marshal_py.errors import (
     BatchOverdue,
     CallerError,
     ClusterError,
+    ClusterUnreachable,
     Diverged,
     InvalidOption,
     MarshalError,
@@ -626,11 +627,7 @@ class ConsumerDriver:
             return
         wanted = [one._replace(earliest=one.earliest or one.tp.topic in self.topic_watch.later) for one in wanted]
         try:
-            found: dict[TopicPartition, position_text.Begin] = yield Ask(
-                lambda: position_text.resolve(
-                    self.options.start, wanted, self.member.name, self.context.admin, self.context.clock.now().wall_ms
-                )
-            )
+            found: dict[TopicPartition, position_text.Begin] = yield Ask(partial(self._starts_of, wanted))
         except AccessDenied as error:  # waiting would not fix it: the user must know
             with self.context.lock:
                 self.pending_errors.append(error)
@@ -655,6 +652,19 @@ class ConsumerDriver:
         """Returns the id that the log has of a topic; "" without one."""
         group = self.member.group
         return "" if group is None or topic not in group.topics else group.topics[topic].id
+
+    def _starts_of(self, wanted: list[Wanted]) -> dict[TopicPartition, position_text.Begin]:
+        """Asks where these partitions begin. One without a leader holds up no other; the member asks for it again."""
+        start, name, admin = self.options.start, self.member.name, self.context.admin
+        now_ms = self.context.clock.now().wall_ms
+        try:
+            return position_text.resolve(start, wanted, name, admin, now_ms)
+        except ClusterUnreachable:
+            told = admin.told_offsets([one.tp for one in wanted], ENDS_TIMEOUT_S)
+            there = [one for one in wanted if one.tp in told]
+            if not there or len(there) == len(wanted):
+                raise
+            return position_text.resolve(start, there, name, admin, now_ms)
 
     def _began_at_end(self, tp: TopicPartition) -> None:
         """Says once that this consumer reads only what comes from now on, which newcomers do not expect."""
