@@ -26,7 +26,7 @@ from marshal_py.client.membership import LEAVE_TIMEOUT_S, WAIT_SLICE_S, Membersh
 from marshal_py.client.messages.message import Message
 from marshal_py.client.receiving import ConsumeDemand, Demand
 from marshal_py.client.values.info import awaited, taken
-from marshal_py.client.values.requests import OnError, check_wait
+from marshal_py.client.values.requests import OnError, check_timeout, check_wait
 from marshal_py.errors import AckNotConfirmed, ClaimLost, ConcurrentUse, ConsumerClosed, InvalidOption, ReentrantCall
 from marshal_py.transport.serialization import K_co, V_co
 
@@ -343,9 +343,10 @@ class ConsumeContext(Consuming[K_co, V_co]):
         With a handler the call waits until a running handler has returned, at most `timeout_s` seconds. Inside the
         handler, or inside the loop, it returns at once, and no message follows. While another thread runs the loop, it
         returns at once too, and the loop ends some milliseconds later or after its present message. A `drain` that runs
-        ends without waiting for more acks. A second call does nothing.
+        ends without waiting for more acks. A second call does nothing. Raises InvalidOption.
         """
         self._context.check_call("ConsumeContext", "stop", waits=True)
+        timeout_s = check_timeout(timeout_s)
         self._demand.stopped = True
         if self._thread is None:
             self._stop_loop()
@@ -483,6 +484,7 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
         """
         self._event_loop.check("stop")
         self._context.check_call("ConsumeContext", "stop", waits=True)
+        timeout_s = check_timeout(timeout_s)
         self._demand.stopped = True
         if self._task is None:
             self._stop_loop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from marshal_py import AckNotConfirmed, Marshal, aio
+from marshal_py.errors import InvalidOption
 from tests.support.client_fixtures import DEADLINE_S, INTERVAL_S, MemoryTestCluster, collect, joined
 
 TIMEOUT_S = 3_600.0  # a call that waits so long has failed
@@ -81,3 +83,14 @@ def test_calls_that_wait_for_the_log_end_while_it_takes_no_record(memory: Memory
             pass
         memory.broker.writable = True
         assert message.double_ack(timeout_s=DEADLINE_S), "then the log has it"
+
+
+@pytest.mark.parametrize("verb", ["consume", "process"])
+def test_a_stop_may_wait_any_time_and_no_time_that_is_none(memory: MemoryTestCluster, verb: str) -> None:
+    with memory.connect() as marshal, joined(marshal, memory.group(), [memory.topic()]) as consumer:
+        running = getattr(consumer, verb)(lambda message: None)
+        with pytest.raises(InvalidOption):
+            running.stop(-1.0)
+        assert not running.closed
+        running.stop(math.inf)
+        assert running.closed

@@ -120,7 +120,7 @@ class Process(Running[K_co, V_co]):
         only waits. Raises InvalidOption.
         """
         self._context.check_call("Process", "stop", waits=True)
-        check_timeout(timeout_s)
+        timeout_s = check_timeout(timeout_s)
         self._patience_s = max(self._patience_s, timeout_s)
         self._processing.halt()
         self._receiving.stop(0 if self._inside() else timeout_s)
@@ -358,7 +358,7 @@ class AsyncProcess(Running[K_co, V_co]):
         """Ends it, as `Process.stop` does. It cancels no handler."""
         self._event_loop.check("stop")
         self._context.check_call("AsyncProcess", "stop", waits=True)
-        check_timeout(timeout_s)
+        timeout_s = check_timeout(timeout_s)
         self._patience_s = max(self._patience_s, timeout_s)
         self._processing.halt()
         await self._receiving.stop(timeout_s)

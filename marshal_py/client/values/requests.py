@@ -160,20 +160,19 @@ def default_heartbeat_s(expires_s: float) -> float:
 
 def check_timeout(
     timeout_s: float, rule: str = "a number of seconds, at least 0", *, option: str = "timeout_s"
-) -> None:
-    """Raises InvalidOption if nobody can wait so long. `rule`: what the option may be."""
+) -> float:
+    """Returns how long a thread may wait, at most EXPIRES_S_MAX: Python waits for no infinity. Raises InvalidOption if
+    nobody can wait so long. `rule`: what the option may be."""
     if not _is_number(timeout_s) or not timeout_s >= 0 or math.inf > timeout_s > sys.float_info.max:
         raise InvalidOption(option, timeout_s, rule)
+    return min(timeout_s, EXPIRES_S_MAX)
 
 
 def check_wait(timeout_s: float | None) -> float | None:
     """Returns for how many seconds a `drain` or `wait` may wait; None stays None. Raises InvalidOption."""
     if timeout_s is None:
         return None
-    if _is_number(timeout_s):
-        timeout_s = min(timeout_s, EXPIRES_S_MAX)
-    check_timeout(timeout_s, "a number of seconds, at least 0, or None")
-    return timeout_s
+    return check_timeout(timeout_s, "a number of seconds, at least 0, or None")
 
 
 def check_partition(partition: object) -> TopicPartition:
