@@ -445,6 +445,39 @@ def test_a_handler_whose_task_is_cancelled_holds_up_its_key_until_its_message_ha
     assert began == [0, 0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("batch", [{}, {"batch": Batches(1)}])
+def test_a_paused_partition_goes_on_after_a_time_in_which_all_workers_were_busy(
+    memory: MemoryTestCluster, batch: dict[str, Any]
+) -> None:
+    """The handlers set a context variable, so each task ends with its message, and takes no other one."""
+    topic, bound = memory.topic(2), contextvars.ContextVar[object]("bound")
+    for number in range(4):
+        memory.put(topic, 0, b"", b"k%d" % number)
+
+    async def main() -> None:
+        gates = [asyncio.Event(), asyncio.Event()]
+
+        async def handle(given: Any) -> None:
+            bound.set(object())
+            await gates[(given[0] if batch else given).partition].wait()
+
+        async with opened(memory, topic) as consumer, consumer.process(handle, workers=2, **batch) as work:
+            await until(lambda: work.stats().working == 2, "two are in work")
+            consumer.pause([(topic, 0)])
+            gates[0].set()
+            await until(lambda: work.stats().waiting_for["gate"] == 2, "two wait for the partition")
+            for number in range(2):
+                memory.put(topic, 1, b"", b"k%d" % number)
+            await until(lambda: work.stats().working == 2, "both workers have messages of the other partition")
+            await until(lambda: work._later is None, "nobody looks for the partition now")
+            gates[1].set()
+            await until(lambda: work.stats().finished == 4, "they are done")
+            consumer.resume([(topic, 0)])
+            await until(lambda: work.stats().finished == 6, "the others are handled, too")
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("batch", [{}, {"batch": Batches(2)}])
 def test_a_process_that_has_ended_looks_at_no_paused_partition(
     memory: MemoryTestCluster, batch: dict[str, Any]

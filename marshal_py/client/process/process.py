@@ -361,7 +361,7 @@ class AsyncProcess(Running[K_co, V_co]):
         timeout_s = check_timeout(timeout_s)
         self._patience_s = max(self._patience_s, timeout_s)
         self._processing.halt()
-        await self._receiving.stop(timeout_s)
+        await self._receiving.stop(0 if self._inside() else timeout_s)
         self._processing.close()
         if not self._inside():
             await self._over(timeout_s)
@@ -430,6 +430,8 @@ class AsyncProcess(Running[K_co, V_co]):
             self._processing.fail(error)
         if self._starting is task:  # it was cancelled before
             self._starting = None
+        if self._processing.waits_for_gate():  # else nobody may look again: all workers were busy when that was due
+            self._look_again(SHUT_S)
         self._begin()
 
     async def _work(self) -> None:

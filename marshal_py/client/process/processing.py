@@ -873,6 +873,10 @@ class Processing(Generic[K_co, V_co]):
     def stats(self) -> ProcessStats:
         with self._context.lock:
             now_ms = self._context.clock.now().mono_ms
+    def waits_for_gate(self) -> bool:
+        """Returns whether messages wait for a gate that was shut when they were to begin."""
+        return not self.over and bool(self._lanes.shut)
+
             trackers = [claim.tracker for claim in self._driver.member.claims.values()]
             first = [one.first_taken() for one in trackers if isinstance(one, AtLeastOnce)]
         oldest_ms = max((now_ms - one[0] for one in first if one is not None), default=0)
