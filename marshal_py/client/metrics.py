@@ -273,7 +273,7 @@ PARTITION_GAUGES: Final = {
 # Of a `process`, by field of ProcessStats.
 PROCESS_COUNTERS: Final = {
     "finished": "Messages whose handlers have returned.",
-    "retried": "Messages that are tried again after an error or a Retry.",
+    "retried": "Messages that are tried again after an error or a Retry, or behind such a message in a list.",
     "ended": "Messages that were rejected, or have failed too often.",
 }
 PROCESS_GAUGES: Final = {

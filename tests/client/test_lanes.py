@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
+from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -32,7 +34,7 @@ class Raw:
 class Claim:
     """Stands for a claim: compared by identity."""
 
-    sealed = False
+    sealed, tp = False, TP
 
 
 class World:
@@ -177,6 +179,18 @@ class World:
         claims = [{message._delivered.claim for message in lane.waiting} for lane in found]
         assert all(len(of_lane) <= 1 for of_lane in claims), "messages of a claim that is over wait before others"
 
+    def check_waiting(self) -> None:
+        """What they wait for, counted lane by lane."""
+        for lists in (False, True):
+            counts = dict.fromkeys(("worker", "batch", "lane", "retry", "gate"), 0)
+            for lane in (one for one in self.lanes.unfinished() if one.waiting):
+                shut = lane.waiting[0]._delivered.claim in self.lanes.shut
+                free = "" if lane.blocked else "gate" if shut else "worker"
+                before = free or ("lane" if lane.working is not None else "retry")
+                counts[before] += 1
+                counts["lane" if before == "worker" and not lists else before] += len(lane.waiting) - 1
+            assert self.lanes.waiting_for(lists) == counts
+
 
 KINDS = {"come": 6, "begin": 5, "finish": 3, "give back": 2, "gate": 2, "reopen": 2, "move": 1}
 
@@ -192,6 +206,8 @@ def test_each_lane_is_handled_in_order_and_nothing_is_lost() -> None:
             try:
                 world.step(kind, which)
                 world.check()
+                if at % 40 == seed % 40:
+                    world.check_waiting()
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}, step {at}") from error
         assert world.finished == set(range(MESSAGES)), f"seed {seed}"
@@ -267,7 +283,8 @@ def test_of_dead_keys_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch)
         assert world.lanes.next() is message
         world.lanes.mark_dead(message)
         world.lanes.done(message)
-    assert list(world.lanes._lanes) == [], "no lane is kept"
+    assert list(world.lanes.unfinished()) == [], "no lane is kept"
+    assert not any(world.lanes._lanes.values())
     follows = []
     for message in messages[KEYS:]:
         world.lanes.add(LaneKey(TP, message.offset % KEYS), message)
@@ -310,3 +327,49 @@ def test_a_lane_goes_on_without_a_handler_that_is_abandoned() -> None:
     assert [lane.working for lane in world.lanes.unfinished()] == [again], "its late return ends nothing"
     world.lanes.done(again)
     assert list(world.lanes.unfinished()) == []
+
+
+def steps_of(call: Callable[[], object]) -> int:
+    """How many lines Python runs in a call, each turn of a loop counted."""
+    steps = 0
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def test_what_waits_costs_nothing_where_it_is_not_meant() -> None:
+    """The Marshal's lock is held meanwhile, so its heartbeats wait, too."""
+
+    def cost(others: int) -> list[int]:
+        """With lanes of another partition, and behind a lane that is tried again."""
+        world = World()
+        elsewhere = cast(Any, Claim())
+        elsewhere.tp = TopicPartition("orders", 1)
+        for offset in range(4):
+            world.lanes.add(LaneKey(TP, offset % 2), world.message(offset))
+        first, _ = world.lanes.next(), world.lanes.next()
+        assert first is not None
+        world.lanes.park(first)
+        world.claim = elsewhere
+        for offset in range(others):
+            world.lanes.add(LaneKey(elsewhere.tp, offset), world.message(offset))
+        ours = cast(Any, first)._delivered.claim
+        return [
+            steps_of(world.lanes.in_vain),
+            steps_of(world.lanes.all_parked),
+            steps_of(lambda: world.lanes.waiting_for(False)),
+            steps_of(lambda: world.lanes.of_offset(TP, 1)),
+            steps_of(lambda: world.lanes.take_waiting(ours)),
+        ]
+
+    assert cost(10) == cost(1_000)

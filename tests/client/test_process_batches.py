@@ -108,6 +108,28 @@ def test_a_list_waits_to_be_full_and_a_drain_does_not(memory: MemoryTestCluster)
     assert lists.sorted_lists() == [[0, 1, 2, 3, 4], [5, 6]]
 
 
+def test_it_says_what_waits_for_a_list_to_be_full_and_what_for_a_worker(memory: MemoryTestCluster) -> None:
+    topic, hold = fill(memory, 7, keys=2), threading.Event()
+    lists = Lists(lambda messages: hold.wait(DEADLINE_S) and None)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(lists, workers=2, batch=Batches(5, wait_s=3_600)) as work,
+    ):
+        until(lambda: work.stats().working == 5 and work.stats().waiting == 2, "one list is full")
+        memory.put(topic, 0, b"", b"k2")
+        memory.put(topic, 0, b"", b"k2")
+        until(lambda: work.stats().waiting == 4, "all have come")
+        assert work.stats().waiting_for == {"worker": 0, "batch": 2, "lane": 2, "retry": 0, "gate": 0}
+        for number in range(6):
+            memory.put(topic, 0, b"", b"k%d" % (number + 2))
+        until(lambda: work.stats().working == 10, "both workers have a list")
+        until(lambda: work.stats().waiting == 5, "all have come")
+        assert work.stats().waiting_for == {"worker": 3, "batch": 0, "lane": 2, "retry": 0, "gate": 0}
+        hold.set()
+        assert work.drain()
+
+
 def test_a_list_that_is_not_full_is_handled_after_a_while(memory: MemoryTestCluster) -> None:
     topic = fill(memory, 3, keys=3)
     with (
@@ -153,6 +175,7 @@ def test_what_is_behind_a_failure_in_its_lane_comes_again_after_it(memory: Memor
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         with consumer.process(lists, workers=4, batch=Batches(4, wait_s=0.02), retry=retry) as work:
             until(lambda: work.stats().finished == 5, "all are handled")
+            assert work.stats().retried == 3
         assert positions(consumer) == {0: 5}
     assert lists.began[0, b"k0"][:4] == [0, 1, 2, 3]
     assert lists.began[0, b"k0"][4:] == [1, 2, 3, 4]

@@ -41,7 +41,7 @@ def test_it_says_what_messages_wait_for(memory: MemoryTestCluster) -> None:
     ):
         until(lambda: (work.stats().retrying, work.stats().working) == (1, 1), "two have begun")
         until(lambda: work.stats().waiting == 10, "all have come")
-        assert work.stats().waiting_for == {"worker": 1, "lane": 6, "retry": 3, "gate": 0}
+        assert work.stats().waiting_for == {"worker": 1, "batch": 0, "lane": 6, "retry": 3, "gate": 0}
         (figures,) = marshal.metrics().consumers
         assert figures.process is not None
         assert figures.process.waiting_for == work.stats().waiting_for

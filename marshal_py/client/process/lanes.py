@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -79,7 +80,8 @@ class Lanes:
     """All lanes of one `process`."""
 
     def __init__(self) -> None:
-        self._lanes: dict[LaneKey, Lane] = {}
+        # By partition, because a claim that ends must not cost a look at the lanes of all others: they may be 100,000s.
+        self._lanes: dict[TopicPartition, dict[LaneKey, Lane]] = {}
         self._of_message: dict[int, Lane] = {}  # by id of a message that works or is parked
         self.ready: deque[Lane] = deque()
         self.shut: dict[Claim, list[Lane]] = {}  # claims that may not deliver now, and their lanes that were ready
@@ -110,7 +112,7 @@ class Lanes:
 
     def parked_before(self, key: LaneKey, message: AnyMessage) -> AnyMessage | None:
         """Returns the parked message that one which comes into the lane of `key` has to wait for; None if none."""
-        parked = lane.parked if (lane := self._lanes.get(key)) else ()
+        parked = lane.parked if (lane := self._of_partition(key.tp).get(key)) else ()
         if not parked or parked[0].offset >= message.offset or claim_of(parked[0]) is not claim_of(message):
             return None
         return parked[0]
@@ -120,9 +122,12 @@ class Lanes:
         self._park(self._lane(key), message)
 
     def _lane(self, key: LaneKey) -> Lane:
-        lane = self._lanes.get(key)
+        lanes = self._lanes.get(key.tp)
+        if lanes is None:
+            lanes = self._lanes[key.tp] = {}
+        lane = lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = Lane(key)
+            lane = lanes[key] = Lane(key)
         return lane
 
     # --- what is handled
@@ -232,7 +237,7 @@ class Lanes:
 
     def in_vain(self) -> list[AnyMessage]:
         """Returns what works for nothing, because its claim is over, and may hold up the lane of the next claim."""
-        working = [lane.working for lane in self._lanes.values() if lane.working is not None]
+        working = [lane.working for lane in self._busy() if lane.working is not None]
         return [message for message in working if claim_of(message).sealed]
 
     def abandon(self, message: AnyMessage) -> None:
@@ -240,7 +245,7 @@ class Lanes:
         old = self._of_message[id(message)]
         for parked in old.parked:
             self._unpark(old, parked)
-        lane = self._lanes[old.key] = Lane(old.key)
+        lane = self._lanes[old.key.tp][old.key] = Lane(old.key)
         lane.waiting, old.waiting = old.waiting, lane.waiting
         self._offer(lane)
 
@@ -258,7 +263,7 @@ class Lanes:
         taken = []
         if claim is not None:
             self._dead.pop(claim, None)
-        for lane in list(self._lanes.values()):
+        for lane in [*self._all()] if claim is None else [*self._of_partition(claim.tp).values()]:
             for parked in lane.parked:
                 if claim is None or (claim.sealed and claim is claim_of(parked)):
                     self._unpark(lane, parked)
@@ -274,23 +279,50 @@ class Lanes:
 
     def unfinished(self) -> Iterator[Lane]:
         """Yields all lanes with unfinished messages."""
-        return (lane for lane in self._lanes.values() if lane.blocked or lane.waiting)
+        return (lane for lane in self._all() if lane.blocked or lane.waiting)
 
-    def waiting_for(self) -> dict[str, int]:
-        """Returns how many messages wait for what (ProcessStats)."""
-        found = dict.fromkeys(("worker", "lane", "retry", "gate"), 0)
-        for lane in self._lanes.values():
-            if lane.waiting:
-                shut = claim_of(lane.waiting[0]) in self.shut
-                before = "lane" if lane.working is not None else "retry" if lane.blocked else "gate" if shut else ""
-                found[before or "worker"] += 1
-                found[before or "lane"] += len(lane.waiting) - 1
+    def of_offset(self, tp: TopicPartition, offset: int) -> Lane | None:
+        """Returns the lane of a partition whose first unfinished message is at `offset`."""
+        lanes = self._of_partition(tp).values()
+        return next((lane for lane in lanes if first_of(lane).offset == offset), None)
+
+    def waiting_for(self, lists: bool) -> dict[str, int]:
+        """Returns how many messages wait for what (ProcessStats). `lists`: a handler takes several of a lane at once,
+        so those behind the first one wait for the same."""
+        found = dict.fromkeys(("worker", "batch", "lane", "retry", "gate"), 0)
+        free = sum(map(len, self._lanes.values()))  # lanes of which the first message waits for nothing before it
+        for lane in self._busy():
+            if lane.blocked or not lane.waiting:
+                free -= 1
+                found["lane" if lane.working is not None else "retry"] += len(lane.waiting)
+        for claim in self.shut:
+            for lane in self._of_partition(claim.tp).values():
+                if lane.waiting and not lane.blocked and claim_of(lane.waiting[0]) is claim:
+                    free -= 1
+                    found["gate"] += len(lane.waiting)
+        left = self.waiting - sum(found.values())
+        found["worker"] = left if lists else free
+        found["lane"] += left - found["worker"]
         return found
 
     def all_parked(self) -> list[AnyMessage]:
-        return [message for lane in self._lanes.values() for message in lane.parked] if self.parked else []
+        return [message for lane in self._busy() for message in lane.parked]
 
     # --- parts
+
+    def _of_partition(self, tp: TopicPartition) -> dict[LaneKey, Lane]:
+        return self._lanes.get(tp, {})
+
+    def _all(self) -> Iterable[Lane]:
+        return chain.from_iterable(lanes.values() for lanes in self._lanes.values())
+
+    def _is_current(self, lane: Lane) -> bool:
+        """Returns whether the lane has its key: not if it was abandoned."""
+        return self._of_partition(lane.key.tp).get(lane.key) is lane
+
+    def _busy(self) -> list[Lane]:
+        """Returns the lanes of which a message works or is parked: few, though many wait."""
+        return [lane for lane in {id(one): one for one in self._of_message.values()}.values() if self._is_current(lane)]
 
     def _take(self, lane: Lane, after: int = -1) -> list[AnyMessage]:
         taken = [message for message in lane.waiting if message.offset > after]
@@ -352,5 +384,10 @@ class Lanes:
             if not lane.queued:
                 lane.queued = True
                 self.ready.append(lane)
-        elif self._lanes.get(lane.key) is lane:
-            del self._lanes[lane.key]
+        elif self._is_current(lane):
+            del self._lanes[lane.key.tp][lane.key]
+
+
+def first_of(lane: Lane) -> AnyMessage:
+    """Returns the first unfinished message of a lane."""
+    return lane.working or (lane.parked[0] if lane.blocked else lane.waiting[0])

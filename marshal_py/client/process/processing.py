@@ -37,7 +37,7 @@ from marshal_py.client.messages.message import (
     waiting_again,
     waits_s,
 )
-from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes, comes_alone
+from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes, comes_alone, first_of
 from marshal_py.client.receiving import Receiving
 from marshal_py.client.values.info import HandlerTimes, LaneInfo, ProcessStats
 from marshal_py.client.values.options import ConsumerOptions
@@ -655,6 +655,8 @@ class Processing(Generic[K_co, V_co]):
             with self._lock:
                 lane, follows = self._lanes.key_of(message), self._lanes.follows_dead(message)
             if lane in again:
+                with self._lock:
+                    self._retried += 1
                 self.give_back(message)
             elif follows:
                 self._finish(message, ended=message.term(FOLLOWS))
@@ -791,8 +793,9 @@ class Processing(Generic[K_co, V_co]):
                 self._held_up[claim] = offset, since_ms, due_s
 
     def _note_held_up(self, claim: Claim, offset: int, age_s: float, tracker: AtLeastOnce) -> None:
-        found = [lane for lane in self.lanes() if (lane.topic, lane.partition, lane.offset) == (*claim.tp, offset)]
-        key, state = (found[0].key, found[0].state) if found else (None, "")
+        with self._lock:
+            lane = self._lanes.of_offset(claim.tp, offset)
+            key, state = (None, "") if lane is None else (lane.key.key, _state(lane))
         named = "" if key is None else f" of key {_text_of(key):.{KEY_CHARS_MAX}}"
         above = f"{tracker.finished_above} above it are done"
         text = f"the message{named} has held up the position for {age_s:.0f} s, and {above}"
@@ -870,18 +873,21 @@ class Processing(Generic[K_co, V_co]):
         """Returns how many messages may begin at once, as far as is known without a look at their gates."""
         return 0 if self.over else len(self._lanes.ready)
 
-    def stats(self) -> ProcessStats:
-        with self._context.lock:
-            now_ms = self._context.clock.now().mono_ms
     def waits_for_gate(self) -> bool:
         """Returns whether messages wait for a gate that was shut when they were to begin."""
         return not self.over and bool(self._lanes.shut)
 
+    def stats(self) -> ProcessStats:
+        with self._context.lock:
+            now_ms = self._context.clock.now().mono_ms
             trackers = [claim.tracker for claim in self._driver.member.claims.values()]
             first = [one.first_taken() for one in trackers if isinstance(one, AtLeastOnce)]
         oldest_ms = max((now_ms - one[0] for one in first if one is not None), default=0)
         with self._lock:
             lanes, times = self._lanes, self._times
+            waiting_for = lanes.waiting_for(self.settings.batch is not None)
+            if self.settings.batch is not None and self._batches < self.settings.workers and self.batch_due_s():
+                waiting_for["batch"], waiting_for["worker"] = waiting_for["worker"], 0
             return ProcessStats(
                 lanes.working,
                 lanes.waiting,
@@ -889,7 +895,7 @@ class Processing(Generic[K_co, V_co]):
                 self._finished,
                 self._retried,
                 self._ended,
-                lanes.waiting_for(),
+                waiting_for,
                 max(0, oldest_ms) / 1000,
                 tuple(times.counts),
                 times.sum_s,
@@ -901,10 +907,13 @@ class Processing(Generic[K_co, V_co]):
         return sorted(found, key=lambda lane: (lane.topic, lane.partition, lane.offset))
 
 
+def _state(lane: Lane) -> str:
+    return "working" if lane.working is not None else "retrying" if lane.blocked else "ready"
+
+
 def _described(lane: Lane) -> LaneInfo:
-    state = "working" if lane.working is not None else "retrying" if lane.blocked else "ready"
-    first = lane.working or (lane.parked[0] if lane.blocked else lane.waiting[0])
-    return LaneInfo(first.topic, first.partition, lane.key.key, first.offset, len(lane.waiting), state)
+    first = first_of(lane)
+    return LaneInfo(first.topic, first.partition, lane.key.key, first.offset, len(lane.waiting), _state(lane))
 
 
 class Running(Generic[K_co, V_co]):

@@ -137,10 +137,12 @@ class LaneInfo(Struct, frozen=True):
 class ProcessStats(Struct, frozen=True):
     """Counts messages of one `process`. Now: `working` (handlers have them), `waiting` (in lanes), `retrying` (given
     back, their lanes wait for them). Since it began: `finished` (acked), `retried` (given back after an error or
-    `Retry`), `ended` (by `Reject`, after their last delivery, or behind such a message: they go to the dead letters).
+    `Retry`, or behind such a message of their list), `ended` (by `Reject`, after their last delivery, or behind such a
+    message: they go to the dead letters).
 
-    `waiting_for`: how many of `waiting` wait for what: "worker" (nothing but a free one), "lane" (a message before them
-    is in work), "retry" (one before them is tried again later), "gate" (their partition is paused or moves).
+    `waiting_for`: how many of `waiting` wait for what: "worker" (nothing but a free one), "batch" (their list is not
+    full yet), "lane" (for a message before them), "retry" (one before them is tried again later), "gate" (their
+    partition is paused or moves).
     `oldest_s`: for how long the oldest unfinished message has been here, in work or waiting; 0 if there is none.
     `handler_s`: how many handlers took at most so many seconds, by the bounds of HANDLER_S, and more than all of them;
     `handler_sum_s`: how many seconds all of them took together.
