@@ -15,7 +15,7 @@ from contextlib import closing
 from typing import Final, NamedTuple
 
 from marshal_py.client.messages.answers import HEADERS
-from marshal_py.errors import InvalidOption, MessageNotFound
+from marshal_py.errors import BadRequest, InvalidOption, MessageNotFound
 from marshal_py.topics.request import GetRequest, StoredMessage
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.ports import Transport
@@ -129,14 +129,17 @@ def check(letters: Iterable[Letter], name: str) -> None:
 
 
 def _with_content(transport: Transport, letters: Iterable[Letter]) -> Iterator[tuple[Letter, StoredMessage | None]]:
-    """Yields each letter with what has its content: itself, or the message in its topic; None if that is gone."""
+    """Yields each letter with what has its content: itself, or the message in its topic; None if that is gone, or the
+    topic was created again, where the offset names another message."""
     for letter in letters:
         content: StoredMessage | None = letter.at
         if letter.left_out:
             with closing(Topic(transport, letter.topic)) as topic:
                 try:
-                    content = topic.find(GetRequest(offset=letter.offset, partition=letter.partition))
-                except MessageNotFound:
+                    topic_id = (dict(letter.at.headers).get(f"{HEADERS}topic.id") or b"").decode(errors="replace")
+                    place = GetRequest(offset=letter.offset, partition=letter.partition, topic_id=topic_id)
+                    content = topic.find(place)
+                except (MessageNotFound, BadRequest):
                     content = None
         yield letter, content
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from marshal_py.admin.dead_letters import HEADERS, REDRIVEN, read
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from marshal_py.admin import dead_letters
+from marshal_py.admin.dead_letters import HEADERS, REDRIVEN, read, redrive
 from marshal_py.transport.memory import MemoryTransport
 from tests.support.client_fixtures import MemoryTestCluster
 
@@ -24,3 +31,44 @@ def test_clocks_that_differ_do_not_decide_what_was_put_back() -> None:
     assert found() == [(0, True)]
     memory.local.produce(letters, b"v", partition=0, headers=own, timestamp_ms=9_000)
     assert found() == [(2, False)]
+
+
+class Transactions:
+    """Stands for a TransactionalWriter, which the cluster in memory has not."""
+
+    def __init__(self, transport: MemoryTransport, _: str) -> None:
+        self._writer = transport.writer()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        yield
+        self._writer.flush(1.0)
+
+    def write(self, topic: str, value: Any, key: Any, headers: Any, partition: int) -> None:
+        self._writer.write(topic, value, key, headers, partition)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def test_a_letter_without_content_is_not_filled_from_another_topic_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topic was created again, and has another message at the offset; or fewer partitions."""
+    monkeypatch.setattr(dead_letters, "TransactionalWriter", Transactions)
+    memory = MemoryTestCluster()
+    topic, letters, transport = memory.topic(2), memory.topic(), MemoryTransport(memory.broker)
+    named = {"topic": topic, "offset": "0", "group": "g", "left.out": "all", "topic.id": str(memory.broker.ids[topic])}
+    for number in range(2):
+        memory.local.produce(topic, b"large", partition=number)
+        own = [(HEADERS + name, value.encode()) for name, value in {**named, "partition": str(number)}.items()]
+        memory.local.produce(letters, None, partition=0, headers=own)
+
+    put_back, lost = redrive(transport, letters, lambda letter: letter.partition == 0)
+    assert ([one.message for one in put_back], lost) == ([f"{topic}/0/0 g"], [])
+    memory.broker.delete_topic(topic)
+    memory.broker.create_topic(topic, 1)
+    memory.local.produce(topic, b"another", partition=0)
+    put_back, lost = redrive(transport, letters, lambda letter: letter.partition == 1)
+    assert (put_back, [one.message for one in lost]) == ([], [f"{topic}/1/0 g"])
+    memory.local.produce(letters, None, partition=0, headers=[*own[:-1], (f"{HEADERS}partition", b"0")])
+    put_back, lost = redrive(transport, letters, lambda letter: letter.partition == 0)
+    assert (put_back, [one.message for one in lost]) == ([], [f"{topic}/0/0 g"])

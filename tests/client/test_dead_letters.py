@@ -305,6 +305,7 @@ def test_a_message_too_large_for_the_topic_gets_a_letter_without_its_content(
             "delivery.count": b"1",
             "message": b"bad",
             "left.out": b"key, value (5000 bytes) and headers: the test says so",
+            "topic.id": str(memory.broker.ids[topic]).encode(),
         }
         assert found[1]["headers"] == [("trace", b"7")]
         until(lambda: len(notes(memory, group)) == 3, "notes in the log")

@@ -231,6 +231,7 @@ class DeadLetters:
         kept = [(name, value) for name, value in letter.message.headers() or () if not name.startswith(HEADERS)]
         if letter.refused:
             kept, own["left.out"] = [], f"key, value ({len(letter.message)} bytes) and headers: {letter.refused}"
+            own["topic.id"] = letter.claim.topic_id
         return [*kept, *((HEADERS + name, text.encode()) for name, text in own.items())]
 
     def _finish(self, letters: Sequence[Letter]) -> None:
