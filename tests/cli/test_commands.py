@@ -501,9 +501,8 @@ def test_doctor_names_the_embedded_broker_and_what_it_lacks(shell: Shell, billin
     assert "warn  broker: embedded broker" in shell.run("doctor").stdout
 
 
-def test_doctor_finds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marshal_py.cli.options.CONNECT_TIMEOUT_S", 0.5)
-    result = Shell("127.0.0.1:1").run("doctor")
+def test_doctor_finds_nobody() -> None:
+    result = Shell("127.0.0.1:1").run("doctor", "--timeout", "0.5")
     assert result.exit_code == 1
     assert result.stdout.startswith("fail  cluster: no answer from 127.0.0.1:1")
     assert result.stderr.strip() == "marshal: failed: cluster"

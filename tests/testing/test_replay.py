@@ -41,30 +41,39 @@ def brief(deliveries: list[Delivery]) -> list[tuple[str, int, int, int, str]]:
     return [(one.owner, one.partition, one.offset, one.delivery_count, one.outcome) for one in deliveries]
 
 
-@pytest.fixture
-def incident(memory: MemoryCluster, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def scene() -> Iterator[MemoryCluster]:
+    """The cluster of the incident."""
+    with MemoryCluster() as cluster:
+        cluster.create_topic("orders", 2)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def incident(scene: MemoryCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One consumer finishes two messages, holds two more and is killed; the next owner finishes them, rejects the one
     after, and gives the last one back."""
     for number in range(6):
-        memory.produce("orders", b"%d" % number, partition=0)
-    doomed = memory.connect("a")
+        scene.produce("orders", b"%d" % number, partition=0)
+    doomed = scene.connect("a")
     first = doomed.consumer("billing", ["orders"], start="earliest")
-    taken = list(first.fetch(4, min_messages=4, expires_s=10))
+    taken = list(first.fetch(4, min_messages=4, expires_s=30))
     taken[0].ack()
     taken[1].ack()
-    memory.advance(2 * INTERVAL_S)
-    memory.kill(doomed)
-    memory.advance(4 * INTERVAL_S)
-    second = member(memory, "b")
+    scene.advance(2 * INTERVAL_S)
+    scene.kill(doomed)
+    scene.advance(4 * INTERVAL_S)
+    second = member(scene, "b")
+    scene.advance(4 * INTERVAL_S)
     rest = list(second.fetch(4, min_messages=4, expires_s=30))
     assert [one.offset for one in rest] == [2, 3, 4, 5]
     rest[0].ack()
     rest[1].ack()
     rest[2].term("no such account")
     rest[3].nak(delay_s=60)
-    memory.advance(2 * INTERVAL_S)
+    scene.advance(2 * INTERVAL_S)
     second.stop()
-    return dump(memory, tmp_path / "incident.jsonl")
+    return dump(scene, tmp_path_factory.mktemp("replay") / "incident.jsonl")
 
 
 LOST = [("a", 0, 2, 1, "lost"), ("a", 0, 3, 1, "lost")]
@@ -127,9 +136,9 @@ def test_coroutines_and_naks(incident: Path) -> None:
     assert len(found.differences) == 5, "what a crash cut off has no end to compare with"
 
 
-def test_messages_of_the_topic(memory: MemoryCluster, incident: Path) -> None:
+def test_messages_of_the_topic(scene: MemoryCluster, incident: Path) -> None:
     values: list[bytes] = []
-    with memory.connect("reader") as marshal:
+    with scene.connect("reader") as marshal:
         found = replay(incident, lambda message: values.append(message.value), topic=marshal.topic("orders"))
     assert values == [b"0", b"1", b"2", b"3", b"2", b"3", b"4", b"5"]
     assert all(one.replayed for one in found.deliveries)
@@ -159,10 +168,11 @@ def test_at_most_once(memory: MemoryCluster, tmp_path: Path) -> None:
         memory.produce("orders", b"%d" % number, partition=0)
     doomed = memory.connect("a")
     first = doomed.consumer("billing", ["orders"], start="earliest", delivery="at_most_once")
-    assert [first.next(expires_s=10).offset for _ in range(2)] == [0, 1]
+    assert [first.next(expires_s=30).offset for _ in range(2)] == [0, 1]
     first.stop()
     second = memory.connect("b")
     dying = second.consumer("billing", ["orders"], start="earliest", delivery="at_most_once")
+    memory.advance(4 * INTERVAL_S)
     taken = [dying.next(expires_s=30).offset for _ in range(2)]
     memory.kill(second)
     memory.advance(4 * INTERVAL_S)
@@ -173,24 +183,23 @@ def test_at_most_once(memory: MemoryCluster, tmp_path: Path) -> None:
     assert [one.offset for one in lost][:2] == taken, "at least these, and what else it had been granted"
 
 
-def test_a_bundle_without_words_has_no_digests_to_compare(
-    memory: MemoryCluster, incident: Path, tmp_path: Path
-) -> None:
+def test_a_bundle_without_words_has_no_digests_to_compare(scene: MemoryCluster, incident: Path, tmp_path: Path) -> None:
     path = tmp_path / "bundle"
-    with Observer(memory._transport(), "__marshal") as observer, path.open("wb") as out:
+    with Observer(scene._transport(), "__marshal") as observer, path.open("wb") as out:
         archive.dump(observer, out, "billing", about={"left_out": 1})
     assert replay(incident).digests > 0
     found = replay(path)
     assert (brief(found.deliveries), found.digests) == (SHOWN, 0)
 
 
-def test_wrong_input(memory: MemoryCluster, incident: Path, tmp_path: Path) -> None:
+def test_wrong_input(scene: MemoryCluster, incident: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="a group of the dump"):
         replay(incident, group="other")
-    other = memory.connect("c").consumer("other", ["orders"])
-    memory.run_until(lambda: other.info().session >= 0)
+    with scene.connect("c") as marshal:
+        other = marshal.consumer("other", ["orders"])
+        scene.run_until(lambda: other.info().session >= 0)
     with pytest.raises(InvalidOption, match="the name of one of the dump's groups"):
-        replay(dump(memory, tmp_path / "all", None))
+        replay(dump(scene, tmp_path / "all", None))
     with pytest.raises(FileUnusable):
         replay(tmp_path / "missing")
     with pytest.raises(FileUnusable, match="it cannot be read: No such file"):
