@@ -47,10 +47,10 @@ demo: $(CORE_STAMP)
 pipeline: $(TEST_STAMP)
 	$(BIN)/python -m examples.pipeline $(ARGS)
 
+LINT := $(BIN)/ruff format --check --quiet . && $(BIN)/ruff check . && $(BIN)/mypy
+
 lint: $(TEST_STAMP)
-	$(BIN)/ruff format --check --quiet .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(LINT)
 
 # Five processes also on two cores, because tests wait for more than half of their time. `--quick` leaves out what needs
 # Kafka or Spark, and files of more than 2 CPU seconds (tests/support/file_scheduler.py). Tests start some hundred Python
@@ -59,8 +59,11 @@ check: lint
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder --quick $(ARGS)
 
 # One process begins with the files for Spark, one with those for Kafka, two with the rest
-# (tests/support/file_scheduler.py).
-test: lint
+# (tests/support/file_scheduler.py). In a new clone each would compile all test files: so one process lists the tests, and
+# compiles them, on the core that mypy leaves free.
+test: $(TEST_STAMP)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -qq --collect-only $(ARGS) >/dev/null 2>&1 & \
+		$(LINT); status=$$?; wait; exit $$status
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # What is marked with `proof`: models beyond the smallest, more seeds, all planted bugs, more kills on Kafka, benchmarks on
