@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from typing import Any
 
 import pytest
 
@@ -195,6 +197,28 @@ def test_a_coordination_topic_that_was_deleted(memory: MemoryTestCluster) -> Non
         consumer = joined(marshal, IN[1], [topic])
         memory.broker.delete_topic(LOG)
         ends_with(consumer, TopicRecreated)
+
+
+def test_a_broker_that_does_not_know_the_coordination_topic_once(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L8: one that has just started may say so. Only a second look in a row ends the consumers."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 1)
+    with memory.connect() as marshal:
+        consumer = joined(marshal, IN[1], [topic])
+        monkeypatch.setattr(marshal._loop, "_metadata_due", math.inf)
+        until(lambda: not marshal._context.worker.busy, "the first look is over")
+        describe_topic, answers = marshal._context.admin.describe_topic, iter([False, True, False, False])
+
+        def described(name: str) -> Any:
+            return None if name == LOG and not next(answers) else describe_topic(name)
+
+        monkeypatch.setattr(marshal._context.admin, "describe_topic", described)
+        assert [marshal._loop.check_topic() for _ in range(3)] == [False, True, False]
+        assert len(collect(consumer, 1)) == 1
+        assert not marshal._loop.check_topic()
+        assert "found no topic" in str(ends_with(consumer, TopicRecreated))
 
 
 def test_another_incarnation_in_front_of_a_reader_that_knows_one(memory: MemoryTestCluster) -> None:

@@ -470,6 +470,7 @@ class Loop:
         self.turn: Turn = Turn(context, self.maintenance)
         self._opening: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # per log: each is opened once
         self._topic_id = ""
+        self._unseen = False  # the last look did not find the topic
         self._metadata_due = 0.0
         self._pace_due = 0.0
         self._gathers = False
@@ -591,12 +592,16 @@ class Loop:
 
     def check_topic(self) -> bool:
         """Returns whether the coordination topic is the one that was opened; if not, ends the consumers of all its
-        logs, even where offsets fit (L8). Raises ClusterError."""
+        logs, even where offsets fit (L8). That there is none must be said twice: a broker that has just started may not
+        know it yet. Raises ClusterError."""
         info = self._context.admin.describe_topic(self._context.topic)
         if not self._topic_id and info is not None:
             self._topic_id = info.topic_id
+        unseen, self._unseen = self._unseen, info is None
         if not self._topic_id or (info is not None and info.topic_id == self._topic_id):
             return True
+        if info is None and not unseen:
+            return False
         found = "no topic" if info is None else info.topic_id
         for number in list(self.worlds):
             self.break_log(number, TopicRecreated(number, f"topic id {self._topic_id}", found))
