@@ -64,6 +64,8 @@ class Life:
         self.values: dict[int, list[bytes]] = defaultdict(list)
         self.beats: dict[int, list[tuple[str, int, list[int]]]] = defaultdict(list)  # by log: group, session, epochs
         self.turns: dict[int, int] = defaultdict(int)
+        self.worlds: dict[int, World] = {}
+        self.covered: dict[int, int] = {}  # by log: where the records after its newest snapshot begin
         self.random = Random(1)
         self.root = Genesis(INCARNATION, logs, HASH_NAME, PROTOCOL_VERSION)
         for log in range(logs):
@@ -102,8 +104,18 @@ class Life:
         opening = len(values)  # whose offsets are sessions and epochs: no snapshot may move them
         while len(values) < records and self.beats[log]:
             values.append(self.beat(log, BEHIND * len(values) // records))
-        world = World(log, self.root) if log else World()
-        return vouched(values, range(len(values) - tail, opening, -SNAPSHOT_RECORDS_MIN), world)
+        world = self.worlds[log] = World(log, self.root) if log else World()
+        found = vouched(values, range(len(values) - tail, opening, -SNAPSHOT_RECORDS_MIN), world)
+        self.covered[log] = world.next_offset - tail
+        return found
+
+    def live(self, log: int, at: int) -> list[bytes]:
+        """Returns a heartbeat of each consumer, and a snapshot when consumers write one. `at`: of the positions."""
+        values, world = [self.beat(log, at) for _ in self.beats[log]], self.worlds[log]
+        due = world.next_offset - self.covered[log] >= SNAPSHOT_RECORDS_MIN
+        found = vouched(values, {len(values)} if due else (), world)
+        self.covered[log] = world.next_offset if due else self.covered[log]
+        return found
 
 
 class Feed:
@@ -196,8 +208,8 @@ def _living(life: Life, feed: Feed) -> Iterator[None]:
         at = BEHIND
         while not ended.is_set():
             began, at = time.monotonic(), min(MESSAGES, at + 1)
-            for log, its in life.beats.items():
-                feed.write(log, [life.beat(log, at) for _ in its], 0)
+            for log in life.beats:
+                feed.write(log, life.live(log, at), 0)
             ended.wait(max(0.0, BEAT_S - (time.monotonic() - began)))
 
     thread = threading.Thread(target=live)

@@ -78,16 +78,16 @@ def _log(environment: BenchEnvironment, size: int, snapshots: bool) -> str:
 
 def vouched(values: list[bytes], ends: Container[int], world: World | None = None) -> list[bytes]:
     """The same log with confirmed snapshots, one of the last checkpoint before each of these record numbers. `world`:
-    of a log that does not begin with its Genesis."""
+    of a log that does not begin with its Genesis, or of what is before `values`."""
     found: list[bytes] = []
     world = world or World()
     for number, value in enumerate(values, 1):
         found.append(value)
-        apply(world, len(found) - 1, value)
+        apply(world, world.next_offset, value)
         if number in ends:
             while world.next_offset % CHECKPOINT_OFFSETS:
-                found.append(values[0])  # a copy of the Genesis: ignored
-                apply(world, len(found) - 1, values[0])
+                found.append(values[0])  # a copy: ignored, or rejected
+                apply(world, world.next_offset, values[0])
             data, genesis, at, state = state_of(world), world.genesis, world.chain_at, digest_of(world)
             assert data is not None
             assert genesis is not None
@@ -95,7 +95,7 @@ def vouched(values: list[bytes], ends: Container[int], world: World | None = Non
             records.append(witness(genesis, b"v" * 16, at, state, world.chain))
             for record in records:
                 found.append(codec.encode(record, "", INCARNATION))
-                apply(world, len(found) - 1, found[-1])
+                apply(world, world.next_offset, found[-1])
     return found
 
 
