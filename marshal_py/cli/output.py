@@ -208,12 +208,9 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, std
         return
     lines = [names, *texts]  # rich, which wraps lines, takes a second for thousands of them
     widths = [max(len(line[at]) for line in lines) for at in range(len(names))]
-    for line in lines:
-        cells = zip(line, widths, numbers, strict=True)
-        print(
-            " " + "  ".join(f"{cell:>{width}}" if number else f"{cell:<{width}}" for cell, width, number in cells),
-            file=file,
-        )
+    cells = (f"{{:{'>' if number else '<'}{width}}}" for width, number in zip(widths, numbers, strict=True))
+    form = " " + "  ".join(cells)
+    print("\n".join(form.format(*line) for line in lines), file=file)
 
 
 def print_csv(fields: Iterable[str], rows: Iterable[Any]) -> None:

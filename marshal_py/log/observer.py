@@ -348,15 +348,12 @@ class Observer:
     def _judge(self, record: LogRecord) -> Judged:
         world = self._world(record.log)
         verdict = rationalizer.apply(world, record.offset, record.value)
-        group = world.groups.get(verdict.group)
-        if verdict.accepted and group is not None:
-            session = (
-                record.offset
-                if isinstance(verdict.record, Join)
-                else (verdict.record.session if isinstance(verdict.record, Heartbeat) else -1)
-            )
-            if session in group.sessions and group.sessions[session].extended == record.offset:
-                self.extended_ms[record.log, session] = record.timestamp_ms
+        said = verdict.record
+        if isinstance(said, Heartbeat | Join) and verdict.accepted:
+            sign = record.offset if isinstance(said, Join) else said.session
+            session = world.groups[verdict.group].sessions.get(sign)
+            if session is not None and session.extended == record.offset:
+                self.extended_ms[record.log, sign] = record.timestamp_ms
         return Judged(record, verdict)
 
     # --- looking
