@@ -47,8 +47,7 @@ class Handlers:
     def tick(self) -> Ready:
         out = self._tick()
         self.queue.drop([claim.tp for claim, _ in out.lost] + out.stop_prefetch)
-        claims = [claim for claim in out.claimed if claim.epoch in self.client.member.claims]
-        self.queue.open(claims)
+        self.queue.open(out.claimed)
         for tp, position in out.start_prefetch:
             self.queue.start_prefetch(tp, position)
         return out

@@ -865,3 +865,19 @@ def test_a_join_says_every_option_of_its_member_that_the_log_knows() -> None:
         name: getattr(options, name) for name in {*Join.__struct_fields__} - own
     }
     assert (join.instance_id, join.predecessor) == (bytes(INSTANCE_BYTES), 9)
+
+
+def test_the_user_never_hears_of_a_claim_that_is_over_before_the_member_acts() -> None:
+    """A process that was stopped reads its claim and its eviction at once: a user told of a claim after its loss would
+    take the partition for his own."""
+    cluster = VirtualCluster(partitions=1)
+    a = cluster.add("a")
+    cluster.run_until(lambda: a.sends(ClaimingPartition))
+    a.suspend()
+    b = cluster.add("b")
+    cluster.run_until(lambda: b.owned)
+    a.resume()
+    cluster.run(2 * I)
+    (lost,) = [claim for _, claim, _ in a.lost]
+    assert (lost.told, a.claimed) == (False, [])
+    assert [advisory.kind for _, advisory in a.advisories if advisory.partition == 0][:2] == ["claimed", "lost"]

@@ -540,7 +540,7 @@ class ConsumerDriver:
             value = codec.encode(record, self.member.name, self.incarnation, version)
             self.context.outbox.put(self.log, self.group_key, (value,), self._refused)
         if ready.claimed:
-            self.queue.begin_claims([claim for claim in ready.claimed if claim.epoch in self.member.claims])
+            self.queue.begin_claims(ready.claimed)
             self.prefetching.difference_update(claim.tp for claim in ready.claimed)
         for tp, position in ready.start_prefetch:
             self.queue.start_prefetch(tp, position)

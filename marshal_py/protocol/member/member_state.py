@@ -272,6 +272,9 @@ class MemberState:
         if ended_in_log:
             claim.final = (NONE, b"") if known is None else (known.position, known.progress)
         self.poison_guard.end(claim)
+        if claim in self.out.claimed:  # it began and ended between two ticks: the user learns neither
+            self.out.claimed.remove(claim)
+            claim.told = False
         del self.claims[claim.epoch]
 
     def replace(self, claim: Claim) -> None:
