@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -37,6 +39,15 @@ def test_a_fault_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         options_of(["--faults", "kill,earthquake"])
     assert "earthquake: none, or some of kill," in capsys.readouterr().err
+
+
+def test_faults_at_once_strike_different_processes(tmp_path: Path) -> None:
+    """A frozen process would never end after SIGTERM, and a killed one is not the one that was started in its place."""
+    torturing = torture.Torture(ROWS[0], 1, FAULTS, cast("Any", None), tmp_path)
+    torturing._names = ["w1", "w2"]
+    run = cast("Any", SimpleNamespace(processes=dict.fromkeys(torturing._names, SimpleNamespace(running=True))))
+    assert {torturing._victim(run), torturing._victim(run)} == {"w1", "w2"}
+    assert torturing._victim(run) is None
 
 
 def test_a_matrix_goes_on_where_it_stopped_and_adds_its_runs_up(tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ class Torture:
         self._queries = [f"q{number}" for number in range(1, row.queries + 1)]
         self._number = 0
         self._began = time.monotonic()
+        self._struck: set[str] = set()  # by the faults of now: a frozen process cannot be stopped
         self._down: int | None = None  # the broker that is killed or frozen: two of three must stay in sync
 
     def run(self, run: ProcessScenario, seconds: float) -> Outcome:
@@ -151,6 +152,7 @@ class Torture:
             kinds = [self._pick()] if self._faults else []
             if self._faults and self._chance.random() < 0.25:
                 kinds += [kind for kind in [self._pick()] if kind != kinds[0]]
+            self._struck.clear()
             with contextlib.ExitStack() as healing:
                 for kind in kinds:
                     healing.enter_context(self._step(run, kind))
@@ -195,7 +197,11 @@ class Torture:
 
     def _victim(self, run: ProcessScenario) -> str | None:
         there = [name for name in self._names if run.processes[name].running]
-        return self._chance.choice(sorted(there)) if len(there) > 1 else None
+        free = sorted(set(there) - self._struck)
+        if len(there) < 2 or not free:
+            return None
+        self._struck.add(found := self._chance.choice(free))
+        return found
 
     def _again(self, run: ProcessScenario, name: str) -> None:
         if not run.processes[name].running:
