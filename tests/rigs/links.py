@@ -55,10 +55,12 @@ class Links:
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        try:
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        finally:  # or the thread would keep the process
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     def strike(self, kind: str, share: float, chance: random.Random, delay_s: float = 0.0) -> list[Link]:
         """Strikes a share of the open links, at least one, and returns them."""

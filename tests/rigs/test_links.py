@@ -101,3 +101,13 @@ def test_a_share_of_the_links(port: int) -> None:
         assert all(client.ask(b"x") == b"x\n" for client in clients)
         assert len(links.strike("stall", 0.3, random.Random(1))) == 3
         assert len(links.strike("stall", 0.01, random.Random(1))) == 1
+
+
+def test_links_that_do_not_end_in_time_leave_no_thread(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.rigs.links.END_S", 0.0)
+    [listening] = free_ports(1)
+    links = Links({listening: port})
+    with ExitStack() as stack:
+        with pytest.raises(TimeoutError), links:
+            assert stack.enter_context(closing(Client(listening))).ask(b"whole") == b"whole\n"
+        assert not links._thread.is_alive()

@@ -387,7 +387,8 @@ def cluster(folder: Path, faults: tuple[str, ...]) -> Iterator[Brokers]:
 
 def torture(options: argparse.Namespace, folder: Path) -> list[Outcome]:
     rows = chosen(options)
-    print(f"seed {options.seed}, {len(rows)} rows of {options.seconds / len(rows):.0f} s, {', '.join(options.faults)}")
+    faults = ", ".join(options.faults) or NONE
+    print(f"seed {options.seed}, {len(rows)} rows of {options.seconds / len(rows):.0f} s, {faults}")
     outcomes = [one for one in kept(options.out) if one.seed == options.seed] if options.resume else []
     rows, seconds = [row for row in rows if row.name not in {one.row for one in outcomes}], options.seconds / len(rows)
     if not rows:

@@ -306,7 +306,7 @@ class ProcessScenario:
                 self.term(process.name)
         for process in list(self.processes.values()):
             if process.name.startswith("producer"):
-                self.await_gone(process.name)
+                self.await_gone(process.name, settle_s)  # it waits for what it has sent
         if expect_settled:
             self._settle(settle_s)
         for process in list(self.processes.values()):
