@@ -148,6 +148,7 @@ class Examination:
                 with Watch(lambda: Observer(transport, self.topic), self.group) as watch:
                     watch.refresh(whole=True)
                     yield from diagnosis.of_retention(self.group, watch.partitions(self.group))
+                yield from diagnosis.of_kafka_consumers(self.group, admin.live_kafka_members(self.group))
             yield from self._absent(admin, known)
         except AccessDenied as error:
             yield Check("coordination topic", "warn", "this client may not look into it", str(error))

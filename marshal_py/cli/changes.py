@@ -159,7 +159,7 @@ def seconds(text: str) -> float:
     """Returns a duration like `90s`, `10m`, `1.5h` or `500ms` in seconds. Any other text ends in exit code 2."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
-        raise typer.BadParameter(f"{text!r} is no duration: 90s, 10m, 1.5h")
+        raise typer.BadParameter(f"{text!r} is no duration in ms, s, m or h: 90s, 10m, 1.5h")
     return float(found[1]) * _UNITS_S[found[2]]
 
 

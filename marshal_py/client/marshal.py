@@ -70,8 +70,9 @@ M = TypeVar("M", bound=Membership)
 
 NO_MESSAGES: Final = "it is the Marshal's own coordination topic, which has no messages; `marshal log tail` shows it"
 KAFKA_CONSUMERS: Final = (
-    "ordinary Kafka consumers use the same group id, so both would read every message; stop them, or use another "
-    "group, which may begin where they are (start='committed:GROUP')"
+    "ordinary Kafka consumers use the same group id, so both would read every message; stop them (one that was killed "
+    "counts until its session.timeout.ms is over), or use another group, which may begin where they are "
+    "(start='committed:GROUP')"
 )
 JOIN_STOP_TIMEOUT_S: Final = 3.0  # how long a consumer that could not join waits for the release of what it claimed
 

@@ -674,6 +674,8 @@ class KafkaAdmin:
         except (KafkaException, TimeoutError) as error:
             if code_of(error) == KafkaError.GROUP_AUTHORIZATION_FAILED:
                 return told_right(self._given, text_of(error), ("Read", "group", group))
+            if code_of(error) == KafkaError.UNKNOWN_MEMBER_ID:
+                return f"{text_of(error)}: ordinary Kafka consumers use this group id, and read the same messages"
             return text_of(error)
 
     def delete_records(self, tp: TopicPartition, before: int) -> str:

@@ -108,6 +108,12 @@ def test_retention_comes_near(age_s: float | None, left_s: float | None, level: 
         assert "orders:1" in found[0].found
 
 
+def test_ordinary_kafka_consumers_of_the_same_group_fail() -> None:
+    assert list(diagnosis.of_kafka_consumers("billing", 0)) == []
+    (found,) = diagnosis.of_kafka_consumers("billing", 2)
+    assert (found.level, found.found.startswith("2 ordinary Kafka consumers")) == ("fail", True)
+
+
 # --- forms
 
 FOUND = diagnosis.check(

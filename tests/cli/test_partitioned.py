@@ -234,6 +234,9 @@ def test_members_standbys_step_down_drop_and_mappings(shell: Shell, consumers: C
     shell.json("groups", "update", "shipping", "--map", "m1=0,1,2,3,4", "--map", "m2=5", "--yes")
     wait_until(lambda: shares(shell, "shipping") == {"m1": 5, "m2": 1}, "the mappings count")
     assert shell.run("groups", "update", "shipping", "--add-member", "m3", "--yes").exit_code == 1
+    tried = shell.run("groups", "update", "shipping", "--no-map", "--dry-run").output
+    assert "nobody would consume until the group has members or mappings again" in tried
+    assert tried.count("would release orders:") == 6, tried
     shell.json("groups", "update", "shipping", "--no-map", "--yes")
     wait_until(lambda: claims(shell, "shipping") == {}, "nobody is a member")
     assert len(info(shell, "shipping")["unassigned"]) == 6

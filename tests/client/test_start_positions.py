@@ -88,6 +88,20 @@ def test_a_group_may_begin_where_another_one_is(cluster: TestCluster) -> None:
             assert sorted(places(collect(consumer, 7))) == [(0, 3), (0, 4), *((1, i) for i in range(5))]
 
 
+def test_a_group_of_a_wrong_name_is_no_start(memory: MemoryTestCluster) -> None:
+    """It would begin at the end, and skip all that green was to take over from blue. With a word for it, it may."""
+    topic = memory.topic(2)
+    memory.fill(topic, 0, 3)
+    with memory.connect() as marshal:
+        with pytest.raises(InvalidOption, match=r"no committed offset of group 'bleu'.*committed:bleu\|earliest"):
+            marshal.consumer(memory.group(), [topic], start="committed:bleu").fetch(1)
+        with joined(marshal, memory.group(), [topic], start="committed:bleu|earliest") as consumer:
+            assert places(collect(consumer, 1)) == [(0, 0)]
+        assert marshal._context.admin.commit("blue", {TopicPartition(topic, 1): 0}) == ""
+        with joined(marshal, memory.group(), [topic], start="committed:blue") as consumer:
+            until(owns(consumer, 0, 1), "blue has never read partition 0")
+
+
 def test_a_new_group_that_begins_at_the_end_says_so_once(
     memory: MemoryTestCluster, caplog: pytest.LogCaptureFixture
 ) -> None:

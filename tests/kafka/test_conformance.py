@@ -233,6 +233,8 @@ def test_live_ordinary_consumers_keep_their_group(apache: ApacheRig) -> None:
     with connect(apache.bootstrap, coordination_topic=log) as marshal:
         with pytest.raises(MembersAlive):
             marshal.consumer(group, [topic])
+        refused = marshal._context.admin.commit(group, {TopicPartition(topic, 0): 0})
+        assert "ordinary Kafka consumers" in refused
         leave()
         until(lambda: marshal._context.admin.live_kafka_members(group) == 0, "the group is empty")
         marshal.consumer(group, [topic]).stop()

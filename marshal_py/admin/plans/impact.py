@@ -35,10 +35,10 @@ from marshal_py.client.values.options import (
 from marshal_py.errors import AdminFailed, GroupMissing
 from marshal_py.history.explain import describe
 from marshal_py.protocol.fold import rationalizer
-from marshal_py.protocol.fold.policies import OWN_POLICY
+from marshal_py.protocol.fold.policies import OWN_POLICY, policy_of
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, World
-from marshal_py.protocol.policy import owner_of
+from marshal_py.protocol.policy import candidate_order, names, owner_of
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.wire.records import (
@@ -169,6 +169,8 @@ def of_settings(context: GroupContext, wanted: Wanted | Edit, create: bool) -> I
         after = settings_of(world.groups.get(context.name))
     else:
         after = settings_named(base_of(group), checked)
+    there = world.groups.get(context.name)
+    releases = {} if group is None else _releases(group) if in_pause else _reassigned(there)
     changed = {
         name: {"from": before.get(name), "to": after.get(name)}
         for name in {**before, **after}
@@ -188,7 +190,18 @@ def of_settings(context: GroupContext, wanted: Wanted | Edit, create: bool) -> I
             f"it would be paused for that, and its {len(group.sessions)} consumers would end with "
             f"ModeMismatch: start them again with delivery={checked['delivery']!r}."
         )
-    return Impact(does, _releases(group) if in_pause and group is not None else {}, changed)
+    elif releases and not (after["members"] or after["mappings"]):
+        does.append("nobody would consume until the group has members or mappings again (--add-member, --map).")
+    return Impact(does, releases, changed)
+
+
+def _reassigned(there: Group | None) -> dict[str, str]:
+    """Returns the partitions that the members or mappings of `there`, a clone, give to others than their owners."""
+    if there is None or not policy_of(there.config).partitioned:
+        return {}
+    member = names(there, candidate_order(there, ()))
+    sessions = {p.tp: there.sessions[p.owner].join for p in there.claims.values()}
+    return {str(tp): join.client_id for tp, join in sorted(sessions.items()) if member.get(tp) != join.member}
 
 
 def _text(value: Any) -> str:

@@ -34,6 +34,7 @@ from marshal_py.errors import (
     InvalidOption,
     MarshalError,
     PositionOutOfRange,
+    first_of,
 )
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group
@@ -387,7 +388,8 @@ class PositionResolver:
             if missing:
                 raise InvalidOption("to", "the file", f"it does not name {missing[0]}")
         if not found:
-            raise InvalidOption("topics", given, "name at least one topic")
+            rule = f"the table names only {first_of(map(str, table), 5)}" if table else "name at least one topic"
+            raise InvalidOption("topics", given, rule)
         return sorted(set(found))
 
     def check(self) -> None:

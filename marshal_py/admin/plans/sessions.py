@@ -116,7 +116,7 @@ class RemovePlan(EvictPlan):
     """Deletes a group without live sessions (F9.5). Sessions that are silent are evicted first. A group
     with keys it leaves to a DeletionPlan, because that deletion needs a pause (F11.4)."""
 
-    what = "a group with live members is not deleted"
+    what = "a group with live members is not deleted without force (--force): stop them first"
 
     def __init__(self, context: GroupContext, terms: Terms = USUAL) -> None:
         if context.group is None:

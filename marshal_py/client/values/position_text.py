@@ -20,7 +20,7 @@ import io
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -275,6 +275,7 @@ def resolve(
     points = {want.tp: _of(want, chosen, start) for want in wanted if not want.end_only}
     bounds = admin.bounds(list(dict.fromkeys(want.tp for want in wanted)))
     facts = Facts(bounds, committed_at(points, group, admin), at_times(points, admin, now_ms))
+    _check_groups(start, points, facts.committed, admin)
     begins = {tp: Begin(NONE, bound.end) for tp, bound in bounds.items()}
     for tp, point in points.items():
         found, end = offset(tp, point, facts), bounds[tp].end
@@ -282,6 +283,19 @@ def resolve(
             raise PositionOutOfRange(*tp, point.number, *bounds[tp])
         begins[tp] = Begin(end if found is None else found, end, found is None and end > bounds[tp].first)
     return begins
+
+
+def _check_groups(
+    start: str | int, points: Mapping[TopicPartition, Point], committed: Collection[TopicPartition], admin: ClusterAdmin
+) -> None:
+    """Raises InvalidOption if a group that `start` names has committed nothing in the topics: its name is wrong."""
+    asked = {tp: point.group for tp, point in points.items() if point.group and not point.otherwise}
+    for name in sorted(set(asked.values()) - {asked.get(tp) for tp in committed}):
+        topics = sorted({tp.topic for tp, group in asked.items() if group == name})
+        tps = [TopicPartition(one, number) for one in topics for number in range(admin.partition_count(one) or 0)]
+        if tps and not admin.committed(name, tps):
+            rule = f"Kafka has no committed offset of group {name!r} in {', '.join(topics)}: correct its name"
+            raise InvalidOption("start", start, f"{rule}, or say what then: {COMMITTED}:{name}|{EARLIEST}")
 
 
 def parse_fixed(text: object, option: str) -> Where:
