@@ -5,6 +5,7 @@ Each check counts how often it had something to judge (`History.counted`), so th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from marshal_sim.judge.claims import claim_of
@@ -93,8 +94,13 @@ def s21_paused(history: History) -> Iterator[Violation]:
 
 def s22_window(history: History) -> Iterator[Violation]:
     """Yields each breach of S22: of a partition no more than `max_acks_pending` messages are delivered and unfinished
-    at once under one claim.
+    at once under one claim. A dead letter ends a message, also one that follows another and comes to no handler again.
     """
+    ended = {
+        (one.client, one.key, one.epoch, one.offset): one.posted_ms
+        for one in history.evidence.letters
+        if one.delivery is None and one.posted_ms >= 0
+    }
     open_now: dict[tuple[Client, str, int], dict[int, Delivery]] = {}
     for d in history.deliveries:
         most = history.evidence.acks_pending_max.get(d.client)
@@ -102,7 +108,8 @@ def s22_window(history: History) -> Iterator[Violation]:
             continue
         mine = open_now.setdefault((d.client, d.group, d.epoch), {})
         for offset, other in [*mine.items()]:
-            if other.again_ms < 0 <= other.end_ms <= d.begin_ms:
+            posted_ms = ended.get((other.client, other.key, other.epoch, offset), math.inf)
+            if other.again_ms < 0 <= other.end_ms <= d.begin_ms or posted_ms <= d.begin_ms:
                 del mine[offset]
         mine[d.offset] = d
         history.counted["S22"] += 1
