@@ -98,6 +98,7 @@ class History:
         self.moved: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
         self.set_at: dict[Key, list[int]] = {}  # by partition: records that set its position, or forgot it (F9.2, F9.5)
         self.renewed: dict[tuple[str, str], list[int]] = {}  # by group and topic: records by which it is another one
+        self.replaced: dict[tuple[str, str, str], float] = {}  # by group, topic and id: when another one took its place
         self.sought: dict[Key, list[int]] = {}  # by partition: claims that a seek of their owner has begun (F6.6)
         self.stuck: list[tuple[float, str, dict[str, Any]]] = []  # Notes of silent handlers: when sent, group, fields
         self.evictions: list[Eviction] = []
@@ -353,6 +354,7 @@ class History:
             known = self._models[group].ids.get(fields["topic"], "")
             if "" not in (known, fields["topic_id"]) and known != fields["topic_id"]:
                 self.renewed.setdefault((group, fields["topic"]), []).append(offset)
+                self.replaced[group, fields["topic"], known] = sent_ms
         elif kind == "GroupConfig" and fields["deleted"]:
             for place in self._models[group].positions:
                 self.set_at.setdefault((group, *place), []).append(offset)

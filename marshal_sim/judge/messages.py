@@ -6,14 +6,17 @@ losses.py judges messages that were granted and never delivered.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, takewhile
+from typing import Final
 
 from marshal_sim.judge.claims import claim_of
-from marshal_sim.judge.evidence import Client, Delivery, Key, Violation
+from marshal_sim.judge.evidence import Client, Delivery, Heard, Key, Violation
 from marshal_sim.judge.facts import FOREVER, NOBODY, ClaimSpan
 from marshal_sim.judge.history import History
 from marshal_sim.judge.model import AT_LEAST_ONCE, AT_MOST_ONCE
+
+BELIEVED_MS: Final = 10_000  # D10: after so long a client believes the cluster in spite of the log
 
 
 def _at_most_once(history: History) -> Iterator[tuple[Delivery, ClaimSpan]]:
@@ -308,7 +311,8 @@ def s27_renewed(history: History) -> Iterator[Violation]:
     """Yields each breach of S27: under a claim of a topic nothing is delivered of the one that was deleted before it,
     nor of the next one once the client has heard of it; and a topic that is new in the log is read from its beginning.
 
-    A client may hear an id that is not the newest, because brokers lag behind: the last one that it has heard counts.
+    A client may hear an id that is not the newest, because brokers lag behind: the last one that it has heard counts,
+    but for one that the log has replaced, for a while.
     """
     evidence = history.evidence
     for d in history.deliveries if evidence.former else ():
@@ -322,7 +326,7 @@ def s27_renewed(history: History) -> Iterator[Violation]:
             yield Violation("S27", d.begin_ms, d.epoch, text)
         heard = evidence.heard.get((d.client, d.topic), [])
         at = bisect_left(heard, d.gate_ms, key=lambda one: one.ms)
-        if at and ids.index(heard[at - 1].id) > mine:
+        if at and ids.index(heard[at - 1].id) > mine and not _replaced(history, d, heard[:at]):
             yield Violation("S27", d.begin_ms, d.epoch, f"{what}, and has heard that {claim.topic_id} is gone")
     for (group, topic), at_offsets in history.renewed.items():
         for key, claims in history.by_key.items():
@@ -335,6 +339,18 @@ def s27_renewed(history: History) -> Iterator[Violation]:
                 if first.position > begins:
                     text = f"{key} is new in the log, begins at {begins}, and is claimed at {first.position}"
                     yield Violation("S27", first.ms, first.epoch, text)
+
+
+def _replaced(history: History, d: Delivery, heard: Sequence[Heard]) -> bool:
+    """Returns whether the log has replaced the id that the client of `d` heard last, and the client need not believe
+    the cluster yet, which has told no other id since (D10)."""
+    replaced_ms = history.replaced.get((d.group, d.topic, heard[-1].id))
+    claim = claim_of(history, d)
+    if replaced_ms is None or claim is None:
+        return False
+    told = list(takewhile(lambda one: one.id == heard[-1].id, reversed(heard)))
+    wait_ms = BELIEVED_MS + 2 * history.sessions[d.group, claim.session].interval_ms
+    return d.gate_ms - max(replaced_ms, told[-1].ms) <= wait_ms
 
 
 def _first_of(history: History, claim: ClaimSpan) -> int:

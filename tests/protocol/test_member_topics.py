@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marshal_py.protocol.member.member_state import Wanted
+from marshal_py.protocol.member.rebalance import BELIEVED_MS
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
@@ -277,6 +278,27 @@ def test_an_id_from_a_broker_that_lags_behind_is_not_believed() -> None:
     assert open_of(a, TOPIC) == set()
     learn(a, "two")
     cluster.run(I)
+    assert open_of(a, TOPIC) == set(range(4))
+
+
+def test_what_the_cluster_goes_on_telling_is_believed() -> None:
+    """D10: the log has replaced the newest id, because another member had asked a broker that lags behind."""
+    cluster, (a,) = team("a", on_topic_recreated="earliest")
+    learn(a, "three")
+    cluster.run(I)
+    assert topic_of(cluster)[0] == "three"
+    token = cluster.must(ReleaseGroup(cluster.group.pause_change, -1, 20 * I))
+    cluster.run(I)
+    cluster.must(Topology(TOPIC, 4, cluster.group.topics[TOPIC].offset, token, "who has heard another id", "two"))
+    cluster.must(ReleaseGroup(token, token, 0))
+    looks = asked(a)
+    for waited_ms in range(0, 2 * BELIEVED_MS, I):
+        learn(a, "three")
+        cluster.run(I)
+        if waited_ms < BELIEVED_MS - I:
+            assert topic_of(cluster)[0] == "two", "the broker that tells it may lag behind"
+    assert looks
+    assert topic_of(cluster)[0] == "three"
     assert open_of(a, TOPIC) == set(range(4))
 
 

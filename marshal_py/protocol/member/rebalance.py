@@ -48,6 +48,7 @@ from marshal_py.protocol.wire.records import (
 
 
 GONE: Final = "topic deleted"  # reason of a Release
+BELIEVED_MS: Final = 10_000  # a broker that lags for longer has lost its controller (broker.session.timeout.ms: 9 s)
 REPLACED_IDS_KEPT: Final = 100  # no broker lags so far behind that it still reports a topic which was replaced so often
 
 
@@ -63,6 +64,8 @@ class Topics:
         self.ids: dict[str, str] = {}  # topic -> its id in the cluster, for the topics whose id is known
         self._log_ids: dict[str, str] = {}  # topic -> id in the log as this member last read it
         self._replaced_ids: dict[str, None] = {}  # ids that the log has replaced; Kafka never gives an id twice
+        # topic -> (id that the log has replaced, since when the cluster tells nothing else, in ms)
+        self._denied: dict[str, tuple[str, int | None]] = {}
         # topic -> (count, id, when sent, in ms) of the newest own Topology
         self._sent: dict[str, tuple[int, str, int]] = {}
         # topic -> when the cluster was asked (ms), for those of which the log has another id than this member knew
@@ -70,9 +73,13 @@ class Topics:
 
     def learn(self, topic: str, count: int, topic_id: str = "") -> bool:
         """Takes a topic's count and id ("" if unknown) in the cluster; returns whether one is new. An id that the log
-        has replaced is ignored: some brokers lag behind."""
+        has replaced is ignored, as some brokers lag behind, until the cluster has told no other for BELIEVED_MS: then
+        the member that replaced it had asked such a broker."""
         if topic_id in self._replaced_ids:
+            if self._denied.get(topic, ("", None))[0] != topic_id:
+                self._denied[topic] = topic_id, None
             return False
+        self._denied.pop(topic, None)
         group = self.member.group
         if group is not None and topic in group.topics:
             self._log_ids[topic] = group.topics[topic].id
@@ -137,6 +144,8 @@ class Topics:
         before = self._log_ids.get(record.topic, "")
         if record.topic_id:
             self._log_ids[record.topic] = record.topic_id
+            self._replaced_ids.pop(record.topic_id, None)
+            self._denied.pop(record.topic, None)
             if before not in ("", record.topic_id):
                 self._replaced_ids[before] = None
                 if len(self._replaced_ids) > REPLACED_IDS_KEPT:
@@ -156,6 +165,13 @@ class Topics:
         for topic, asked_ms in self._asked.items():
             if member.retry_due(asked_ms, now):
                 self._asked[topic], out.look_at_topics = now.mono_ms, True
+        for topic, (denied, since_ms) in list(self._denied.items()):
+            if since_ms is None:
+                self._denied[topic] = denied, now.mono_ms
+            elif now.mono_ms - since_ms >= BELIEVED_MS:
+                del self._denied[topic]
+                self._replaced_ids.pop(denied, None)
+                out.look_at_topics = True
         for topic, count in self.counts.items():
             known, found = group.topics.get(topic), self.ids.get(topic, "")
             if known is not None:
