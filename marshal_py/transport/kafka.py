@@ -453,8 +453,9 @@ class KafkaTransport:
         now = time.monotonic()
         self._statistics[_name_of.decode(text).name] = now, text
         kept_s = STATISTICS_KEPT * self._statistics_settings["statistics.interval.ms"] / 1000
-        for name in [name for name, (at, _) in self._statistics.items() if now - at > kept_s]:
-            del self._statistics[name]  # its client has been closed
+        for name, (at, _) in self._statistics.copy().items():  # clients are polled on several threads
+            if now - at > kept_s:
+                self._statistics.pop(name, None)  # its client has been closed
 
     def statistics(self) -> dict[str, str]:
         """Returns the newest statistics of each client as JSON text, by the client's name."""
