@@ -492,26 +492,32 @@ class KafkaAdmin:
         )
 
     def _create(self, topic: str, partitions: int) -> None:
-        brokers = len(self._metadata(None).brokers)
-        replicas = min(brokers, SAFE_BROKERS)
         if "create_topic" not in self.capabilities:
             raise CoordinationTopicMissing(
                 topic,
                 "the embedded broker creates topics only through its Broker object",
                 f"broker.create_topic({topic!r}, {partitions})",
             )
-        request = NewTopic(
-            topic, num_partitions=partitions, replication_factor=replicas, config=initial_settings(replicas)
-        )
-        try:
-            self._client.create_topics([request], operation_timeout=self._timeout_s)[topic].result(CREATED_TIMEOUT_S)
-        except (KafkaException, TimeoutError) as error:
-            if code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS:
-                return  # another client was faster
-            if code_of(error) in _DENIED:
-                command = self._create_command(topic, replicas, partitions)
-                raise CoordinationTopicMissing(topic, text_of(error), command) from error
-            raise ClusterUnreachable(self._servers, f"creation of {topic}", self._client.reason(error)) from error
+        present = min(len(self._metadata(None).brokers), SAFE_BROKERS)
+        # First as many as a cluster should have: a broker that is down for now is listed by nobody, and would leave the
+        # topic with fewer replicas for ever. Kafka refuses if there are not so many brokers.
+        for replicas in dict.fromkeys((SAFE_BROKERS, present)):
+            request = NewTopic(
+                topic, num_partitions=partitions, replication_factor=replicas, config=initial_settings(replicas)
+            )
+            try:
+                created = self._client.create_topics([request], operation_timeout=self._timeout_s)[topic]
+                created.result(CREATED_TIMEOUT_S)
+                return
+            except (KafkaException, TimeoutError) as error:
+                if code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS:
+                    return  # another client was faster
+                if code_of(error) == KafkaError.INVALID_REPLICATION_FACTOR and replicas != present:
+                    continue
+                if code_of(error) in _DENIED:
+                    command = self._create_command(topic, present, partitions)
+                    raise CoordinationTopicMissing(topic, text_of(error), command) from error
+                raise ClusterUnreachable(self._servers, f"creation of {topic}", self._client.reason(error)) from error
 
     def wrong_settings(self, topic: str, partitions: int = COORDINATION_PARTITIONS) -> list[WrongTopicSetting]:
         """Returns an error for every setting of the topic that could lose history (L1). The command adds missing

@@ -58,8 +58,12 @@ def test_a_frozen_node_is_left_out_and_taken_back(kafka3: Cluster, topic: TopicF
     wait_until(lambda: brokers_seen_by(witness) == {1, 2, 3} - {frozen}, DEADLINE_S, "the frozen node is left out")
     assert brokers_seen_by(kafka3.bootstrap.split(",")[frozen - 1]) == set(), "a frozen node must not answer"
     write(kafka3, name, numbered(0, 10))
+    # A coordination topic that is created meanwhile has three replicas: with two nobody could use it afterwards.
+    admin, made = ApacheRig(witness).transport().admin(), f"made-{uuid.uuid4().hex[:12]}"
+    assert admin.prepare_coordination(made, 2) == 2
     kafka3.cont(frozen)
     wait_until(lambda: brokers_seen_by(witness) == {1, 2, 3}, DEADLINE_S, "the frozen node is taken back")
+    assert admin.prepare_coordination(made, 2) == 2
     assert read(kafka3, name, 10) == numbered(0, 10)
 
 
