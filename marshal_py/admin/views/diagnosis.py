@@ -128,12 +128,12 @@ def _live(groups: Iterable[Group], silent: Collection[tuple[str, int]]) -> list[
     return [each for group in groups for each in group.sessions.values() if (group.name, each.id) not in silent]
 
 
-def of_kafka_consumers(group: str, live: int) -> Iterator[Check]:
+def of_kafka_consumers(group: str, live: int, level: Level = "fail") -> Iterator[Check]:
     """Yields a check if ordinary Kafka consumers are in Kafka's group of the same name (D7). `live`: how many."""
     if live:
         text = f"{live} ordinary Kafka consumers use the group id {group!r}: they read what this library's consumers "
         text += "read, and Kafka refuses copies of the positions"
-        yield Check("Kafka consumers", "fail", text, "stop them, or give one side another group id")
+        yield Check("Kafka consumers", level, text, "stop them, or give one side another group id")
 
 
 def of_replicas(found: Collection[Replicas], least: int) -> Iterator[Check]:
