@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from marshal_py.admin.views import diagnosis
 from marshal_py.admin.views.diagnosis import Study
-from marshal_py.admin.views.group_info import Check, Level
+from marshal_py.admin.views.group_info import Check
 from marshal_py.admin.watch import Watch
 from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMissing
 from marshal_py.log import replay
@@ -148,8 +148,7 @@ class Examination:
                 with Watch(lambda: Observer(transport, self.topic), self.group) as watch:
                     watch.refresh(whole=True)
                     yield from diagnosis.of_retention(self.group, watch.partitions(self.group))
-                level: Level = "warn" if self.strict else "fail"  # before a migration they are there by right
-                yield from diagnosis.of_kafka_consumers(self.group, admin.live_kafka_members(self.group), level)
+                yield from diagnosis.of_kafka_consumers(self.group, admin.live_kafka_members(self.group), self.strict)
             yield from self._absent(admin, known)
         except AccessDenied as error:
             yield Check("coordination topic", "warn", "this client may not look into it", str(error))

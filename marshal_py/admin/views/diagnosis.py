@@ -128,12 +128,15 @@ def _live(groups: Iterable[Group], silent: Collection[tuple[str, int]]) -> list[
     return [each for group in groups for each in group.sessions.values() if (group.name, each.id) not in silent]
 
 
-def of_kafka_consumers(group: str, live: int, level: Level = "fail") -> Iterator[Check]:
-    """Yields a check if ordinary Kafka consumers are in Kafka's group of the same name (D7). `live`: how many."""
+def of_kafka_consumers(group: str, live: int, early: bool = False) -> Iterator[Check]:
+    """Yields a check if ordinary Kafka consumers are in Kafka's group of the same name (D7). `live`: how many. `early`:
+    they may be, because none of this library has started yet."""
     if live:
         text = f"{live} ordinary Kafka consumers use the group id {group!r}: they read what this library's consumers "
         text += "read, and Kafka refuses copies of the positions"
-        yield Check("Kafka consumers", level, text, "stop them, or give one side another group id")
+        yield Check(
+            "Kafka consumers", "warn" if early else "fail", text, "stop them, or give one side another group id"
+        )
 
 
 def of_replicas(found: Collection[Replicas], least: int) -> Iterator[Check]:
