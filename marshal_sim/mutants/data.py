@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver, TopicWatch
+from marshal_py.protocol.member import rebalance
 from marshal_py.protocol.member.rebalance import Topics
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import Topology
@@ -97,6 +98,10 @@ def d10r() -> list[Patch]:
         self._asked.clear()
 
     return [(Topics, "read", trusting)]
+
+
+def d10s() -> list[Patch]:
+    return [(rebalance, "BELIEVED_MS", 10**12)]  # an id that the log has replaced is never believed again
 
 
 def d10b() -> list[Patch]:

@@ -356,6 +356,7 @@ _MEMBER: Final = (
     ),
     Mutant("D10L", "a topic that was created again is never noticed", mutants_data.d10l, _bias("recreate_topic")),
     Mutant("D10R", "an id that somebody has accepted counts unasked", mutants_data.d10r, _bias("recreate_topic")),
+    Mutant("D10S", "an id that the log has replaced is ignored for good", mutants_data.d10s, _bias("recreate_topic")),
     Mutant("D10B", "the data client goes on with the deleted topic", mutants_data.d10b, _bias("recreate_topic")),
     Mutant("H1", "a hand-over waits for its handlers without end", _h1, _bias("busy_join", clients=1)),
     Mutant(

@@ -8,8 +8,9 @@ from fnmatch import fnmatchcase
 import pytest
 
 from marshal_py.protocol.wire.identity import consumed, consumes, matches
-from marshal_py.protocol.wire.records import ReleasingPartition, Topology
-from tests.support.virtual_cluster import INTERVAL_MS, Client, VirtualCluster
+from marshal_py.protocol.wire.records import ReleaseGroup, ReleasingPartition, Topology
+from tests.protocol.test_member_topics import asked
+from tests.support.virtual_cluster import INTERVAL_MS, THIRD_MS, Client, VirtualCluster
 
 A, B, C = "orders-a", "orders-b", "orders-c"
 PATTERN = ("orders-*",)
@@ -147,6 +148,24 @@ def test_a_topic_that_is_deleted_leaves(policy: str) -> None:
         found(client, orders_b=2)
     cluster.run(6 * INTERVAL_MS)
     assert sum(owned(c).get(B, 0) for c in (first, second)) == 2
+
+
+def test_a_topic_that_is_gone_is_asked_for_no_more() -> None:
+    """A13, D10: it was created again, which asks for its id, and deleted before the answer."""
+    cluster = VirtualCluster()
+    (client,) = cluster.team("a", topics=PATTERN, counts={A: 1, B: 1})
+    found(client, orders_a=1)
+    cluster.run(INTERVAL_MS)
+    token = cluster.must(ReleaseGroup(cluster.group.pause_change, -1, 20 * INTERVAL_MS))
+    cluster.run(INTERVAL_MS)
+    cluster.must(Topology(A, 1, cluster.group.topics[A].offset, token, "another", "a newer id"))
+    cluster.must(ReleaseGroup(token, token, 0))
+    cluster.run(THIRD_MS)
+    assert client.member.topics.is_unknown(A)
+    client.member.forget_topic(A)
+    looks = asked(client)
+    cluster.run(4 * INTERVAL_MS)
+    assert len(looks) <= 1
 
 
 def test_the_position_of_a_deleted_topic_is_released_and_not_committed() -> None:

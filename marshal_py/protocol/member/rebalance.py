@@ -98,6 +98,8 @@ class Topics:
         self.member.gone_topics |= {topic}
         self.counts.pop(topic, None)
         self.ids.pop(topic, None)
+        self._asked.pop(topic, None)  # else it would be asked for without end
+        self._denied.pop(topic, None)
         self._look_again()
 
     def _leave_gone(self, now: Instant) -> None:
