@@ -40,6 +40,7 @@ EXIT_S = 30.0  # for a process to end after a signal
 RATE = 1_000  # orders per second while both sides start
 HOUR_MS = 3_600_000
 COORDINATION = "__marshal"
+TOO_SLOW = "Timed out while waiting for the Python worker to connect back"  # Spark waits 10 s
 
 
 class Seen(NamedTuple):
@@ -60,6 +61,7 @@ class Run:
         self.topic, self.group = f"orders-{mark}", f"orders-{mark}"
         self.deadline = time.monotonic() + DEADLINE_S
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.said: dict[str, int] = {}  # by process: how long its log was when it began
         self._create(self.topic, PARTITIONS)
         self._create(self.topic + DEAD, 1)
 
@@ -79,6 +81,7 @@ class Run:
             str(self.folder),
         ]
         with (self.folder / f"{name}.log").open("ab") as log:
+            self.said[name] = log.tell()
             self.processes[name] = subprocess.Popen(
                 command,
                 cwd=ROOT,
@@ -96,9 +99,18 @@ class Run:
         process.wait(EXIT_S)
         print(f"killed the {name} (kill -9)", flush=True)
 
+    def _too_slow(self, name: str) -> bool:
+        """Says whether Spark has ended it because the machine was too busy to start Python in time."""
+        log = (self.folder / f"{name}.log").read_bytes()[self.said[name] :]
+        return TOO_SLOW in log.decode(errors="replace")
+
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         while not condition():
             ended = [name for name, process in self.processes.items() if process.poll() not in (None, 0)]
+            for name in [name for name in ended if self._too_slow(name)]:
+                print(f"started the {name} again: the machine was too busy for Spark's workers", flush=True)
+                ended.remove(name)
+                self.start(name)
             if ended or time.monotonic() > self.deadline:
                 for name in self.processes:
                     print((self.folder / f"{name}.log").read_text(errors="replace")[-3000:], file=sys.stderr)

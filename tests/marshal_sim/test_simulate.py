@@ -1106,6 +1106,7 @@ def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
         "D10B",
         "D10L",
         "D10R",
+        "D10S",
         "D12",
         "D12A",
         "D12H",

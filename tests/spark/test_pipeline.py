@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from examples.pipeline.__main__ import HOUR_MS, Seen, judge
+from examples.pipeline.__main__ import HOUR_MS, TOO_SLOW, Run, Seen, judge
 from examples.pipeline.orders import PARTITIONS, make, parse
 from tests.support.kafka import Cluster
 
@@ -118,3 +119,23 @@ def test_the_same_seed_makes_the_same_orders() -> None:
     assert made != list(make(500, 4))
     problems = sum(bool(parse(one.value).problem) for one in made)
     assert 0 < problems < 50
+
+
+@pytest.mark.parametrize(("said", "starts"), [(TOO_SLOW, 2), ("another error", 1)])
+def test_only_a_job_that_spark_had_no_time_for_is_started_again(tmp_path: Path, said: str, starts: int) -> None:
+    run, started = object.__new__(Run), list[str]()
+    run.folder, run.deadline, run.said, run.processes = tmp_path, math.inf, {"job": 0}, {}
+
+    def start(name: str) -> None:
+        started.append(name)
+        failing = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
+        failing.wait()
+        run.said[name] = len((tmp_path / "job.log").read_bytes()) if len(started) > 1 else 0
+        run.processes[name] = failing
+
+    run.start = start  # type: ignore[method-assign]
+    (tmp_path / "job.log").write_text(said)
+    start("job")
+    with pytest.raises(SystemExit, match="job ended"):
+        run.wait(lambda: False, "nothing")
+    assert len(started) == starts

@@ -32,6 +32,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 import marshal_py
+from examples.pipeline.__main__ import TOO_SLOW
 from marshal_py.spark import Database, DeltaOutput, IcebergOutput, local_session
 from tests.support.descendants import descendants
 from tests.support.kafka import start_cluster
@@ -43,7 +44,6 @@ PER_ROUND: Final = 200  # messages per cluster between two kills
 REWIND_TO: Final = 50
 STARTS_S: Final = 900.0  # until a query that was started again has written something, beside a full load too
 ENDS_S: Final = 300.0  # after the last kill, until everything is in the table
-TOO_SLOW: Final = "Timed out while waiting for the Python worker to connect back"  # Spark waits 10 s
 SCHEMA: Final = pa.schema([("cluster", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
 Place = tuple[str, int, int]  # cluster, partition, offset
 
