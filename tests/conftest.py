@@ -20,11 +20,13 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A real Kafka and a PostgreSQL, each started by the first test that asks for it; the selection and distribution of test
-# files; the package's own plugin for its users; and pytester, which runs pytest inside a test.
+# A real Kafka and a PostgreSQL, each started by the first test that asks for it; how a process of pytest-xdist crashed;
+# the selection and distribution of test files; the package's own plugin for its users; and pytester, which runs pytest
+# inside a test.
 pytest_plugins = [
     "tests.support.clusters",
     "tests.support.postgres",
+    "tests.support.crashes",
     "tests.support.file_times",
     "tests.support.file_scheduler",  # imports the one before
     "marshal_py.testing.plugin",
