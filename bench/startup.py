@@ -1,7 +1,7 @@
 """How long does a consumer need from its start to its first message, with a short and with a long history in the log?
 
 The coordination topic has one partition, whose log holds 10^3, 10^4, 10^5 or 10^6 records, written by 20 consumers that
-have left. Logs of 10^4 records and more contain two snapshots, as consumers write them: the older one is 2,000 records
+have left. Logs of 10^4 records and more contain two snapshots, as consumers write them: the older one is 500 records
 before the newer one, which 1,000 records follow. One more log of 10^5 records has no snapshot.
 
 Measured in this process, the logs in turn: from the connect() call to the first message of a topic with one partition

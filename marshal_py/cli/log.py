@@ -403,7 +403,7 @@ def snapshot(
 ) -> None:
     """Write a snapshot of each log, so that earlier records need not be read again.
 
-    Consumers do this by themselves every 2,000 to 16,000 records. A live consumer of the log confirms the snapshot; if
+    Consumers do this by themselves every 500 to 16,000 records. A live consumer of the log confirms the snapshot; if
     there is none, this command folds the log a second time and confirms it itself. A snapshot deletes nothing;
     --truncate deletes only records before the second newest confirmed snapshot that all live consumers have read.
     """

@@ -124,10 +124,10 @@ class Orphans:
 
 SNAPSHOT_EVERY_RECORDS: Final = 16_000  # at most: 0.1 to 0.3 s of folding, which a start, or a look, costs
 # At least: a command that looks at all groups folds, of each log, what follows its newest snapshot.
-SNAPSHOT_RECORDS_MIN: Final = 2_000
-# So many bytes of the state make one record between two snapshots. A record has about 60, so snapshots are at most a
-# sixth of the log, and usually much less.
-SNAPSHOT_BYTES_PER_RECORD: Final = 10
+SNAPSHOT_RECORDS_MIN: Final = 500
+# So many bytes of the state make one record between two snapshots. A record has 60 and more, so snapshots are at most
+# three tenths of the log, and usually much less.
+SNAPSHOT_BYTES_PER_RECORD: Final = 25
 # each rank waits for so many more records: by then the snapshot of the rank before was read
 STAGGER_RECORDS: Final = 1_024
 RETRY_RECORDS: Final = 4_096  # after so many without a witness another snapshot is written

@@ -603,4 +603,4 @@ def test_a_history_that_began_again_stops_readers_of_the_old_one(memory: MemoryT
 def test_settings_out_of_bounds(memory: MemoryTestCluster, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match=next(iter(options))):
         memory.connect(**options)
-    assert RetentionPolicy() == (16_000, 86_400.0, "", 2_000)
+    assert RetentionPolicy() == (16_000, 86_400.0, "", 500)
