@@ -5,9 +5,10 @@
 - *groups*: 500 groups with 12 partitions and one consumer each in 16 logs, whose newest snapshots are as far back as in
   the middle of an interval. Ten groups share a topic.
 
-Each command is a process of its own, and finds the package compiled, as pip leaves it. Then `marshal top` in a terminal of 200x50 and `marshal exporter`, while every
-consumer heartbeats three times in two seconds and every position moves each time: the share of a core, the time of a
-scrape and the peak of the memory. CPU time is that of the process, user and system.
+Each command is a process of its own, and finds the package compiled, as pip leaves it. Then `marshal top` in a terminal
+of 200x50 and `marshal exporter`, while every consumer heartbeats three times in two seconds and every position moves
+each time: the share of a core, the time of a scrape and the peak of the memory. CPU time is that of the process, user
+and system.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Heartbeat
 from marshal_py.transport.ports import TopicInfo
 
-RATE_RECORDS: Final = 16_384  # tell the speed well; a busy log may have many more in a minute
+RATE_RECORDS: Final = 16_384  # of all logs: they tell the speed well; busy ones may have many more in a minute
 FINDINGS_MS: Final = 5_000  # why nobody consumes a group that did not change changes by silence alone
 ANSWER_S: Final = 5.0  # for the offsets of data partitions; then the last ones stay
 ENDS_MAX: Final = 2_000  # partitions per refresh: their answers take some 20 ms of a core

@@ -110,9 +110,9 @@ class Observer:
         until_ms: int | None = None,
     ) -> Iterator[Judged]:
         """Yields the records of the group's log, or of all, to their ends now, each log in order, from the newest
-        confirmed snapshot (N9). `since_ms` (since 1970) or, if fewer, `records_max`: from one that leaves none of these
-        out. `back`: every record there is. `until_ms`: only what was written by then. A second call continues: iterate
-        to the end. Raises HistoryTruncated (N10)."""
+        confirmed snapshot (N9). `since_ms` (since 1970) or, if fewer, `records_max` in all logs: from one that leaves
+        none of these out. `back`: every record there is. `until_ms`: only what was written by then. A second call
+        continues: iterate to the end. Raises HistoryTruncated (N10)."""
         found = self._ends_of(group)
         if until_ms is not None:
             later = self.first_since(found, until_ms + 1)
@@ -123,7 +123,7 @@ class Observer:
         def begin(log: int) -> None:
             at = first.get(log)
             if at is not None and records_max is not None:
-                at = max(at, found[log].end - records_max)
+                at = max(at, found[log].end - records_max // len(fresh))
             self._begin(log, found[log], back, at)
 
         _for_each(begin, fresh)
@@ -404,12 +404,15 @@ class Observer:
         if self._data is None:
             self._data = self._transport.reader("observer", {})
         found: dict[TopicPartition, int] = {}
-        for piece in self._data.read(starts, ends, timeout_s):
-            for message in piece:
-                tp = TopicPartition(message.topic() or "", message.partition() or 0)
-                found.setdefault(tp, message.timestamp()[1])
-            if len(found) == len(starts):
-                break
+        for first in (True, False):  # where the first offset holds no message, the next one counts
+            at = {tp: start for tp, start in starts.items() if tp not in found}
+            to = {tp: min(start + 1, ends[tp]) if first else ends[tp] for tp, start in at.items()}
+            for piece in self._data.read(at, to, timeout_s) if at else ():
+                for message in piece:
+                    tp = TopicPartition(message.topic() or "", message.partition() or 0)
+                    found.setdefault(tp, message.timestamp()[1])
+                if len(found) == len(starts):
+                    break
         return {tp: at_ms for tp, at_ms in found.items() if at_ms > 0}  # else the message has no time
 
     def ends_before(

@@ -116,3 +116,25 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
     changed = command.run("verify", "--dump", str(path), "--json")
     assert changed.returncode == 1
     assert f"at offset {json.loads(changed.stdout)['first']['offset']} of log" in changed.stderr
+
+
+def test_the_oldest_message_may_stand_behind_an_offset_without_one(kafka: Cluster, topic: TopicFactory) -> None:
+    """The end of a transaction has an offset, and no message: the message after it counts, with its own time."""
+    name, group, command = topic(2), f"g-{uuid.uuid4().hex[:8]}", Commands(kafka.bootstrap)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": name})
+    producer.init_transactions(DEADLINE_S)
+    times_ms = (1_600_000_000_000, 1_700_000_000_000)
+    for at_ms in times_ms:
+        producer.begin_transaction()
+        for number in range(2):
+            producer.produce(name, b"x", partition=number, timestamp=at_ms + number)
+        producer.commit_transaction(DEADLINE_S)
+    coordination = topic(1, config={"retention.ms": "-1", "retention.bytes": "-1"})
+    with (
+        marshal_py.connect(kafka.bootstrap, coordination_topic=coordination) as marshal,
+        marshal.consumer(group, [name], start=1) as consumer,
+    ):
+        wait_until(lambda: len(consumer.info().claims) == 2, DEADLINE_S, "both claims")
+        rows = command.json("state", "--lag", group, "--coordination-topic", coordination)["partitions"]
+    now_s = datetime.now(UTC).timestamp()
+    assert {round((now_s - row["oldest_s"]) / 3600) for row in rows} == {round(times_ms[1] / 3_600_000)}
