@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import os
 import signal
 import tempfile
 from pathlib import Path
@@ -62,10 +63,20 @@ class Crashes:
         self.folder.cleanup()
 
 
-@pytest.hookimpl(trylast=True)  # pytest's own plugin enables faulthandler, too
+class Stacks:
+    """In a worker: has the stacks of all threads written at a fatal signal."""
+
+    def __init__(self, path: str) -> None:
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT)  # open until the worker ends
+
+    def pytest_runtest_logstart(self) -> None:
+        """Says again where: pytest's own plugin says it when a run begins, and a test may run pytest in here."""
+        faulthandler.enable(self.file)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     given = getattr(config, "workerinput", None)
     if given is not None:
-        faulthandler.enable(Path(given["stacks"]).open("w"))  # noqa: SIM115 -- it is open until the worker ends
+        config.pluginmanager.register(Stacks(given["stacks"]), "stacks")
     elif config.pluginmanager.hasplugin("dsession") or config.getoption("numprocesses", None):
         config.pluginmanager.register(Crashes(), "crashes")
