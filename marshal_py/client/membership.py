@@ -350,8 +350,9 @@ class Ending:
                 if member.ended:
                     context.end_budget.answered()
                 if driver.ended or left_s <= 0 or driver.log in context.broken:
-                    driver.ended = True
                     unacked = driver.counters.abandoned - abandoned + sum(map(in_flight, member.claims.values()))
+                    if not driver.ended:
+                        driver.give_up(None)
                     break
                 seen = context.changes
             yield Change(min(LEAVE_SLICE_S, left_s), seen)

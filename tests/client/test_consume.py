@@ -739,6 +739,24 @@ def delete(cluster: MemoryTestCluster, group: str) -> None:
             cluster.broker.produce(LOG, world.log, value, None, None, 0)
 
 
+def test_the_end_of_a_claim_is_told_that_comes_with_the_deletion_of_its_group(memory: MemoryTestCluster) -> None:
+    """The state of the partition is gone when the user is told of the claim's end. The step failed, and he was not."""
+    topic, (group, other), lost = memory.topic(), (memory.group(), memory.group()), list[tuple[int, str]]()
+    memory.fill(topic, 0, 1)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, other, [topic]) as goes_on,
+        joined(marshal, group, [topic], on_lost=lambda info, why: lost.append((info.position, why))) as consumer,
+    ):
+        until(owns(consumer, 0), "the partition is claimed")
+        until(owns(goes_on, 0), "that of another group, too")
+        delete(memory, group)
+        until(lambda: consumer.cached_info().closed, "it ends")
+        until(lambda: lost, "the user learns it")
+        assert lost == [(0, "session ended")]
+        assert len(collect(goes_on, 1)) == 1
+
+
 def test_partitions_that_move_do_not_disturb_it(cluster: TestCluster) -> None:
     """Claims are lost in the middle: every message is delivered, and what was acked comes once."""
     topic = cluster.topic(4)

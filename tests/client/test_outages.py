@@ -149,14 +149,18 @@ def test_two_members_survive_an_outage_without_evicting_each_other(embedded: Emb
 
 
 def test_away_at_the_end(embedded: EmbeddedTestCluster) -> None:
-    topic = embedded.topic()
+    """A stop gives up, and tells the user that its claims are gone: he may have begun something for each."""
+    topic, told = embedded.topic(), list[str]()
     embedded.fill(topic, 0, 3)
     marshal = impatient(embedded)
-    consumer = joined(marshal, embedded.group(), [topic])
+    callbacks = {"on_lost": lambda _, reason: told.append(reason), "on_deactivated": lambda: told.append("deactivated")}
+    consumer = joined(marshal, embedded.group(), [topic], **callbacks)
     collect(consumer, 3)
     embedded.broker.broker_down()
     consumer.stop(timeout_s=0.5)
     assert consumer.cached_info().closed
+    until(lambda: len(told) == 2, "both callbacks")
+    assert told == ["stopped", "deactivated"]
     marshal.close(timeout_s=0.5)
     embedded.broker.broker_up()
 

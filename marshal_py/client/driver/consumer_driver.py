@@ -473,9 +473,10 @@ class ConsumerDriver:
             self.queue.offer()
         self.execute(self.member.tick(now), now)
 
-    def give_up(self, error: MarshalError) -> None:
-        """Ends the consumer with `error`. After that it sends nothing."""
-        self.member.fail(error)
+    def give_up(self, error: MarshalError | None) -> None:
+        """Ends the consumer with `error`, or None if it had no more time to read back that it left. After that it sends
+        nothing."""
+        self.member.end(error)
         now = self.context.clock.now()
         self.execute(self.member.tick(now), now)
 
@@ -761,5 +762,5 @@ class ConsumerDriver:
         claim.settle()
         own = claim.position()
         group = self.member.group
-        folded = group.partitions[claim.tp].position if group is not None else NONE
-        return max(own, folded)
+        folded = group.partitions.get(claim.tp) if group is not None else None  # None: the group was deleted since
+        return own if folded is None else max(own, folded.position)
