@@ -221,6 +221,14 @@ class Worker:
 CALLS_WAITING_MAX: Final = 100_000
 
 
+def run_callback(call: Callable[[], object], logger: logging.Logger = LOGGER) -> None:
+    """Calls `call`, and logs what that raises."""
+    try:
+        call()
+    except BaseException:  # sys.exit() too: it must not end the calls of every other consumer
+        logger.exception("a callback failed")
+
+
 class Calls(Protocol):
     """Runs the user's callbacks somewhere else than its callers: Callbacks, or a simulated one."""
 
@@ -257,10 +265,7 @@ class Callbacks:
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            try:
-                call()
-            except BaseException:  # sys.exit() too: it must not end the calls of every other consumer
-                LOGGER.exception("a callback failed")
+            run_callback(call)
             del call  # else the last call would keep its consumer in memory until the next comes
 
     def close(self, timeout_s: float) -> None:

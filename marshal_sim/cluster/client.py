@@ -32,6 +32,7 @@ from marshal_py.protocol.wire.records import AT_LEAST_ONCE, LastWill
 from marshal_py.transport.ports import LogRecord, TopicInfo
 from marshal_sim.cluster.broker import MISSING
 from marshal_sim.cluster.busy_loops import WakeCounter
+from marshal_sim.cluster.callbacks import CallbackUser, SimulatedCallbacks
 from marshal_sim.cluster.calls import HandlerCall
 from marshal_sim.cluster.clock import MachineClock
 from marshal_sim.cluster.environment import ClientEnvironment
@@ -39,8 +40,8 @@ from marshal_sim.cluster.front import Front
 from marshal_sim.cluster.ports import (
     SERVERS,
     SILENT,
+    ClientLogger,
     SimulatedAdmin,
-    SimulatedCallbacks,
     SimulatedLog,
     SimulatedLogs,
     SimulatedWorker,
@@ -103,11 +104,17 @@ class Client(Process):
     def member(self) -> Member | None:
         return None if self.driver is None else self.driver.member
 
+    def known_claims(self) -> frozenset[int]:
+        """Returns the claims that this consumer has and of which its user was told, or will be."""
+        claims = {} if self.member is None else self.member.claims
+        return frozenset(epoch for epoch, claim in claims.items() if claim.told)
+
     # --- making the consumer
 
     def _connect(self) -> None:
         """Makes what `connect` makes, over this process's ports."""
         self.log_port: SimulatedLog = SimulatedLog(self)
+        self.callbacks: SimulatedCallbacks = SimulatedCallbacks(self)
         self.context: Context = Context(
             self.log_port,
             SimulatedAdmin(self, self._heard),  # type: ignore[arg-type]  # the part of it that consumers call
@@ -116,10 +123,10 @@ class Client(Process):
             "__marshal",
             self.environment.rng.randbytes,
             self._retention(),
-            SimulatedCallbacks(),
+            self.callbacks,
             lambda: self.now().mono_ms / 1000,
             lambda name: SimulatedWorker(self),
-            SILENT,
+            ClientLogger("simulated", SILENT.level),
         )
         self.turn: Turn = Turn(self.context, self)
         logs, every_ms = SimulatedLogs(self, self.turn), TRUNCATE_INTERVALS * self.options.interval_ms
@@ -175,6 +182,7 @@ class Client(Process):
             dead_letter_topic=DEAD_LETTERS if letters else None,
             max_acks_pending=(window := self.environment.evidence.acks_pending_max.get(self.number)),
             prefetch_bytes=PREFETCH_BYTES if window is None else PREFETCH_MESSAGES * MESSAGE_BYTES,
+            **CallbackUser(self.environment, self, self.callbacks).options(options.interval_ms),
         )
 
     def _writer(self) -> SimulatedWriter:
@@ -366,6 +374,8 @@ class Client(Process):
             self.user.go_on()
         if driver.ended:
             if not self.dead:
+                self.callbacks.close(0.0)
+                environment.evidence.known_claims[self.number] = frozenset()  # it has ended, and so have its claims
                 self.dead = True
                 environment.client_ended(self, self._reason())
             return

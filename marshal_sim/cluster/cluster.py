@@ -518,14 +518,7 @@ class Cluster:
             queries=journal.queries,
             firsts=self.broker.firsts,
             kept=journal.kept,
-            letters=[letter for letter in journal.letters if letter.client in here and not branched],
             deliveries_max=DELIVERIES_MAX if self.answers else None,
-            confirmations=[one for one in journal.confirmations if one.client in here and not branched],
-            seeks=[one for one in journal.seeks if one.client in here and not branched],
-            user_pauses=[one for one in journal.user_pauses if one.client in here and not branched],
-            drains=[one for one in journal.drains if one.client in here and not branched],
-            revoking={} if branched else {one: spans for one, spans in journal.revoking.items() if one[0] in here},
-            asking={} if branched else {client: spans for client, spans in journal.asking.items() if client in here},
             acks_pending_max=journal.acks_pending_max,
             touches=journal.touches,
             lanes=journal.lanes,
@@ -536,7 +529,25 @@ class Cluster:
             ids=self.broker.ids,
             former=self.broker.former,
             heard=journal.heard,
+            **self._of_calls(set() if branched else here),
         )
+
+    def _of_calls(self, of: set[int]) -> dict[str, Any]:
+        """Returns the evidence on what these clients promised to their users and told them."""
+        journal = self.evidence
+        known = dict(journal.known_claims)
+        known |= {client.number: client.known_claims() for client in self.living() if client.callbacks.idle}
+        return {
+            "letters": [one for one in journal.letters if one.client in of],
+            "confirmations": [one for one in journal.confirmations if one.client in of],
+            "seeks": [one for one in journal.seeks if one.client in of],
+            "user_pauses": [one for one in journal.user_pauses if one.client in of],
+            "drains": [one for one in journal.drains if one.client in of],
+            "revoking": {one: spans for one, spans in journal.revoking.items() if one[0] in of},
+            "asking": {client: spans for client, spans in journal.asking.items() if client in of},
+            "callbacks": {client: [*runs] for client, runs in journal.callbacks.items() if client in of},
+            "known_claims": {client: one for client, one in known.items() if client in of},
+        }
 
 
 def _final_of(process: Process) -> Iterator[tuple[AnyClient, str, int, int]]:

@@ -7,6 +7,7 @@ the process, which may be stopped between any two records.
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -24,6 +25,14 @@ from marshal_sim.cluster.process import Environment, Process
 SERVERS: Final = "simulated"
 LAGS: Final = 0.5  # how often a broker answers that lags behind, while some do
 SILENT: Final = logging.Logger("simulated", logging.CRITICAL + 1)
+
+
+class ClientLogger(logging.Logger):
+    """Writes nothing, and raises again what the client logs as a bug of its own, by which one consumer ends: the run
+    ends with it."""
+
+    def exception(self, msg: object, *args: object, **options: Any) -> None:
+        raise sys.exception() or AssertionError(msg)
 
 
 class SimulatedLog:
@@ -294,18 +303,6 @@ class _Answer:
         if self._error is not None:
             raise self._error
         return self._answer
-
-
-class SimulatedCallbacks:
-    """Runs each callback at once: those of a simulated consumer write its journal."""
-
-    dropped = 0
-
-    def submit(self, call: Callable[[], object]) -> None:
-        call()
-
-    def close(self, timeout_s: float) -> None:
-        pass
 
 
 class SimulatedWriter:

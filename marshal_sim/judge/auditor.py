@@ -1,4 +1,4 @@
-"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S27.
+"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S28.
 
 It shares no code with what it judges: it uses the oracle's fold and its own model of claims, grants and pauses, and
 nothing of marshal_py.protocol. One pass folds the log (history.py); then each invariant is one function over
@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from marshal_sim.judge.answers import s16_answers
-from marshal_sim.judge.calls import s19_confirmed, s20_sought, s21_paused, s22_window, s23_drained, s24_heard
+from marshal_sim.judge.calls import (
+    s19_confirmed,
+    s20_sought,
+    s21_paused,
+    s22_window,
+    s23_drained,
+    s24_heard,
+    s28_callbacks,
+)
 from marshal_sim.judge.claims import s2_one_owner, s3_lease, s4_fencing, s11_pause, s25_revoked
 from marshal_sim.judge.closed import s13_poison_proof, s14_fail_closed
 from marshal_sim.judge.evidence import SIMULATED, Evidence, Slack, Violation
@@ -42,7 +50,7 @@ class Judgement(NamedTuple):
 
 
 def judge(evidence: Evidence, slack: Slack = SIMULATED) -> Judgement:
-    """Returns every violation of S1 to S27 that the evidence of one log shows.
+    """Returns every violation of S1 to S28 that the evidence of one log shows.
 
     If the log lost its tail, only the log itself is judged, and whether readers noticed: deliveries, reports and waits
     may have relied on records that are gone.
@@ -159,5 +167,6 @@ OF_DELIVERIES: Final[tuple[Check, ...]] = (
     s26_letters,
     s26_silent,
     s27_renewed,
+    s28_callbacks,
 )
 OF_READERS: Final[tuple[Check, ...]] = (s13_poison_proof, s14_fail_closed)

@@ -1,4 +1,4 @@
-"""The judge of what the calls of a consumer promise: S19 to S24, one function each.
+"""The judge of what the calls of a consumer promise: S19 to S24 and S28, one function each.
 
 Each check counts how often it had something to judge (`History.counted`), so that a check that never ran shows.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Final
 
 from marshal_sim.judge.claims import claim_of
 from marshal_sim.judge.evidence import Client, Confirmation, Delivery, Touch, Violation
@@ -157,3 +158,37 @@ def s24_heard(history: History) -> Iterator[Violation]:
                 if one.ms < sent_ms < one.ms + timeout_ms - slack_ms:
                     text = f"{key} {one.offset} is given up as silent, and its handler was at work at {one.ms:g}"
                     yield Violation("S24", sent_ms, claim.epoch, text)
+
+
+STAGES: Final = {"claim": (None,), "revoking": ("claim",), "lost": ("claim", "revoking")}  # what comes before each
+
+
+def s28_callbacks(history: History) -> Iterator[Violation]:
+    """Yields each breach of S28: callbacks run on a thread of their own and tell of each claim in order: that it has
+    begun, must end, is lost. In the end the user knows which claims the consumer has.
+    """
+    evidence = history.evidence
+    clones = {clone for _, _, clone in evidence.forks}  # their users were told by the original
+    for client in {**evidence.callbacks, **evidence.known_claims}:
+        if client in clones:
+            continue
+        stages: dict[int, str] = {}
+        active = False
+        for what, epoch, ms, apart in evidence.callbacks.get(client, ()):
+            history.counted["S28"] += 1
+            called = f"on_{what} of client {client}"
+            if not apart:
+                yield Violation("S28", ms, epoch, f"{called} runs where heartbeats are sent")
+            if what in STAGES:
+                if stages.get(epoch) not in STAGES[what]:
+                    yield Violation("S28", ms, epoch, f"{called} for {epoch} comes after {stages.get(epoch)}")
+                stages[epoch] = what
+            elif active == (what == "activated"):
+                yield Violation("S28", ms, epoch, f"{called} comes twice")
+            else:
+                active = not active
+        known = evidence.known_claims.get(client)
+        told = frozenset(epoch for epoch, stage in stages.items() if stage != "lost")
+        if known is not None and (told, active) != (known, bool(known)):
+            text = f"client {client} has {sorted(known)}, its user was told of {sorted(told)}, active: {active}"
+            yield Violation("S28", -1, -1, text)

@@ -264,6 +264,16 @@ class Heard(NamedTuple):
     id: str
 
 
+class CallbackRun(NamedTuple):
+    """Says that a callback of the user ran (S28). `what`: claim, revoking or lost, of the claim `epoch`; activated or
+    deactivated. `apart`: on the thread that runs nothing else."""
+
+    what: str
+    epoch: int
+    ms: float
+    apart: bool
+
+
 class ToolReport(NamedTuple):
     """Says what an admin's tool reported about a SetPosition that it sent (S12)."""
 
@@ -368,6 +378,9 @@ class Evidence:
     # By client, group and epoch: when its user knew that it will release the partition (event `revoking`, S25).
     revoking: dict[tuple[Client, str, int], list[Span]] = field(default_factory=dict)
     touches: list[Touch] = field(default_factory=list)
+    callbacks: dict[Client, list[CallbackRun]] = field(default_factory=dict)  # by client, in their order
+    # By client all of whose callbacks have run: the claims that it has and of which its user should know (S28).
+    known_claims: dict[Client, frozenset[int]] = field(default_factory=dict)
     # By client that handles messages by `process`: what names the lane of a message, by topic, partition and offset,
     # within its partition; None for a message that is on its own (S26).
     lanes: dict[Client, Callable[[str, int, int], Hashable]] = field(default_factory=dict)

@@ -10,23 +10,24 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from marshal_py.client import membership, receiving
+from marshal_py.client import connection, membership, receiving
 from marshal_py.client.connection import Change, Steps
 from marshal_py.client.delivery import delivery_queue, prefetch
 from marshal_py.client.delivery.buffers import Buffer, Redelivering, Reserved, blocked, redeliveries_of
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.prefetch import AckWindow
-from marshal_py.client.driver.consumer_driver import ConsumerDriver
+from marshal_py.client.driver.consumer_driver import ConsumerDriver, UserCallbacks
 from marshal_py.client.membership import Confirmations, Ending
 from marshal_py.client.messages.answers import Ack, DeadLetters, Delivered, Letter, LostAcks
 from marshal_py.client.messages.message import Batch, Message
 from marshal_py.client.ranges import ClaimedRange
 from marshal_py.client.values.requests import Request, message_bytes
-from marshal_py.errors import ClaimLost
+from marshal_py.errors import ClaimLost, MarshalError
 from marshal_py.protocol.claims import AtLeastOnce, AtMostOnce, Claim, ClaimPhase, Grant, OffsetRun, Spans, log_has
 from marshal_py.protocol.fold import snapshot
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, Group, World
 from marshal_py.protocol.member.member import Member
+from marshal_py.protocol.member.member_state import Ready
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, AT_MOST_ONCE
 from marshal_py.spark.stream.micro_batches import End, MicroBatches, Planned
@@ -459,7 +460,71 @@ def c33() -> list[Patch]:
     return [(receiving.Receiving, "fetch", lost)]
 
 
+def c34() -> list[Patch]:
+    notify = UserCallbacks.notify
+
+    def at_once(self: UserCallbacks, ready: Ready, active: bool) -> None:
+        """Calls the user where a step leads to it."""
+        thread: Any = self._driver.context.callbacks
+        thread.submit = lambda call: connection.run_callback(call, self._driver.context.logger)
+        notify(self, ready, active)
+        del thread.submit
+
+    return [(UserCallbacks, "notify", at_once)]
+
+
+def c35() -> list[Patch]:
+    return [(connection, "run_callback", lambda call, _: call())]
+
+
+def c36() -> list[Patch]:
+    finish = Member._finish
+
+    def still_told(self: Member, claim: Claim, *, ended_in_log: bool) -> None:
+        """Tells of a claim that began and ended between two ticks: of its end first."""
+        claimed, self.out.claimed = self.out.claimed, []
+        finish(self, claim, ended_in_log=ended_in_log)
+        self.out.claimed = claimed
+
+    return [(Member, "_finish", still_told)]
+
+
+def c37() -> list[Patch]:
+    notify = UserCallbacks.notify
+
+    def of_every_claim(self: UserCallbacks, ready: Ready, active: bool) -> None:
+        """Tells of the end of claims of which the user has not heard."""
+        for claim, _ in ready.lost:
+            claim.told = True
+        notify(self, ready, active)
+
+    return [(UserCallbacks, "notify", of_every_claim)]
+
+
+def c38() -> list[Patch]:
+    def as_the_log_has_it(self: ConsumerDriver, claim: Claim) -> int:
+        """Needs what the log has of the partition, and a group that was deleted since has nothing."""
+        group = self.member.group
+        return max(claim.position(), NONE if group is None else group.partitions[claim.tp].position)
+
+    return [(ConsumerDriver, "position", as_the_log_has_it)]
+
+
+def c39() -> list[Patch]:
+    give_up = ConsumerDriver.give_up
+
+    def silently(self: ConsumerDriver, error: MarshalError | None) -> None:
+        """Tells the user nothing if the time for a stop is over."""
+        if error is None:
+            self.ended = True
+        else:
+            give_up(self, error)
+
+    return [(ConsumerDriver, "give_up", silently)]
+
+
 _AMO: Final = {"mode": AT_MOST_ONCE}
+_SPREAD: Final = {"clients": 4, "partitions": 24, "interval_ms": 1_000, "intervals": 8}  # many claims, over many ticks
 _ALO: Final = {"mode": AT_LEAST_ONCE}
 _MANY: Final = {**_ALO, "rate": 60, "intervals": 8}
 _HELD: Final = {**_ALO, "clients": 2, "partitions": 4, "intervals": 4, "rate": 20}
@@ -511,4 +576,16 @@ PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...],
     ("C31", "a second drain ends the first", c31, ("calls", "leave", "slow_handler"), _ALO),
     ("C32", "a stop amid a drain counts what handlers have as done", c32, ("calls", "leave", "slow_handler"), _ALO),
     ("C33", "a fetch that is cancelled loses what had come", c33, ("calls",), _ALO),
+    ("C34", "callbacks run where heartbeats are sent", c34, ("arrive",), {}),
+    ("C35", "a callback that raises ends the others", c35, ("arrive",), {}),
+    ("C36", "the loss of a claim is told before the claim", c36, ("lag", "arrive", "leave", "step_down"), _SPREAD),
+    ("C37", "the loss of a claim is told that the user never had", c37, ("delay", "leave", "arrive", "duplicate"), {}),
+    (
+        "C38",
+        "nobody can be told of the end of a claim once its group is deleted",
+        c38,
+        ("deletion", "slow_handler", "arrive"),
+        {},
+    ),
+    ("C39", "a stop that has no more time tells nobody", c39, ("leave", "delay", "suspend"), {}),
 )

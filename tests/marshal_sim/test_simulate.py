@@ -24,7 +24,17 @@ from marshal_sim.cluster.process import Process
 from marshal_sim.cluster.run import Result, simulate
 from marshal_sim.cluster.scenario import Options, Scenario
 from marshal_sim.judge.auditor import judge
-from marshal_sim.judge.evidence import Crash, DeadLetter, FormerTopic, Heard, Presence, Span, Stop, ToolReport
+from marshal_sim.judge.evidence import (
+    CallbackRun,
+    Crash,
+    DeadLetter,
+    FormerTopic,
+    Heard,
+    Presence,
+    Span,
+    Stop,
+    ToolReport,
+)
 from marshal_sim.judge.liveness import Demands, Departure, judge_liveness, v15_served
 from marshal_sim.mutants.mutants import MUTANTS, SEEDS_BASE, VAGUE, find, switched_on
 from marshal_sim.oracle.snapshot import FOLD_VERSION, Snapshots
@@ -581,6 +591,38 @@ PLANTED: list[tuple[str, int, Callable[[EvidenceBuilder], None]]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [
+        ("lost claim", set()),
+        ("claim claim", {7}),
+        ("claim lost revoking", {7}),
+        ("claim revoking", set()),
+        ("", {7}),
+        ("claim", {7}),
+        ("activated activated claim", {7}),
+        ("activated claim lost", set()),
+    ],
+)
+def test_callbacks_that_tell_something_else_are_found(said: str, known: set[int]) -> None:
+    """S28; and those that run where the heartbeats are sent."""
+    for runs, right in (
+        ("activated claim revoking", {7}),
+        ("activated claim lost deactivated", set[int]()),
+        ("", set()),
+    ):
+        assert callbacks_found(runs, right) == set()
+        assert callbacks_found(runs, right, apart=False) == ({"S28"} if runs else set())
+    assert callbacks_found(said, known) == {"S28"}
+
+
+def callbacks_found(said: str, known: set[int], *, apart: bool = True) -> set[str]:
+    built = EvidenceBuilder()
+    built.evidence.callbacks[0] = [CallbackRun(what, 7, 5, apart) for what in said.split()]
+    built.evidence.known_claims[0] = frozenset(known)
+    return built.found()
+
+
 @pytest.mark.parametrize(("invariant", "mode", "plant"), PLANTED)
 def test_a_planted_violation_is_found(invariant: str, mode: int, plant: Callable[[EvidenceBuilder], None]) -> None:
     built = EvidenceBuilder(mode)
@@ -1123,7 +1165,7 @@ def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
     others |= {"R1", "R2", "R3", "R4", "R5", "L1", "L2", "L3", "P1", "P2", "P3", "P4", "P5", "P6"}
     others |= {"P7", "W1", "W2", "O1", "O2"}
     others |= {"U1", "U2", "U3", "F11A", "F11B", "F11C", "F11D"}
-    others |= {f"C{n}" for n in range(1, 34)} | {f"K{n}" for n in range(1, 13)}
+    others |= {f"C{n}" for n in range(1, 40)} | {f"K{n}" for n in range(1, 13)}
     assert set(MUTANTS) - wanted == others
     assert wanted - set(MUTANTS) == set(COUNTED) == {"X3", "X12"}
 
