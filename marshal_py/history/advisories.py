@@ -176,6 +176,8 @@ class Advisories:
                 if before.get(key) != text:
                     where = TopicPartition(topic, NONE) if topic else None
                     yield _Event("unserved", sessions[0] if sessions else NONE, where, text=text)
+        if isinstance(record, GroupConfig | Topology) and group is not None:  # it may forget positions (F9.5, F9.10)
+            known.free_positions = {tp: partition.position for tp, partition in group.partitions.items()}
         for kind, tp, to, text in known.events.read(record):
             was = NONE
             if kind == "moved" and tp is not None:
@@ -189,7 +191,8 @@ class Advisories:
         if tp == PIN:
             yield _Event("unpinned", session, epoch=epoch, text=unpinned_by(record))
             return
-        position = known.free_positions[tp] = group.partitions[tp].position
+        part = group.partitions.get(tp)  # None: of a whole topic, whose group this record has deleted (F9.5)
+        position = known.free_positions[tp] = NONE if part is None else part.position
         yield _Event(kind, session, tp, epoch, position, text=why)
         if (lost := group.unsettled(tp)) is not None:
             yield _Event(

@@ -246,6 +246,37 @@ def test_the_end_of_sessions_by_a_deletion() -> None:
     assert "ended (idle): the group was deleted" in lines(book)
 
 
+def test_the_end_of_the_claim_of_a_whole_topic_and_of_the_pin_by_a_deletion() -> None:
+    """F9.5: `groups delete --force` waits for partitions alone, and what they belong to is gone with the record."""
+    for topic, said in ((TOPIC, "lost t (c): the session ended"), ("", "unpinned (c): admin")):
+        book = DifferentialLog()
+        session, epoch = book.owner()
+        book.claim(session, -1, topic=topic)
+        token = book.pause()
+        book.release(session, epoch, 110)
+        book.must(GroupConfig(-1, token, deleted=True, by="ops"))
+        assert lines(book)[-4:-1] == ["ended (c): the group was deleted", said, "deleted: by ops"]
+
+
+def test_a_move_names_no_position_that_was_forgotten() -> None:
+    """F9.5, F9.10: with the group, or with the topic that was created again."""
+    book = DifferentialLog()
+    session, epoch = book.owner()
+    book.release(session, epoch, 130)
+    at = book.must(Topology(TOPIC, 4, book.group.topics[TOPIC].offset, topic_id="one"))
+    at = book.must(Topology(TOPIC, 4, at, topic_id="two"))
+    book.must(SetPosition(book.pause(), (Move(TOPIC, 0, at, 7),), True))
+    assert "moved t:0 to 7" in lines(book)
+    book.must(Leave(session, ""))
+    deletion = book.delete()
+    book.must(GroupConfig(deletion))
+    book.must(Topology(TOPIC, 4, deletion))
+    book.must(SetPosition(book.pause(), (Move(TOPIC, 0, -1, 8),), True))
+    assert "moved t:0 to 8" in lines(book)
+    for start in range(len(book.values)):
+        assert advisories_of(book, start) == [one for one in advisories_of(book) if one.log_offset >= start]
+
+
 def test_a_deleted_group_is_not_paused_any_more() -> None:
     book = DifferentialLog()
     book.must(Leave(book.join(), ""))
