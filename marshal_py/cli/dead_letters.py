@@ -74,7 +74,10 @@ def ls(options: LetterOptions, topic: DeadLetterTopic) -> None:
 
     Of several letters about one message and group the newest is listed.
     """
-    _show(options, letters_of.read(options.transport(), topic, options.select()))
+    found = letters_of.read(options.transport(), topic, options.select())
+    _show(options, found)
+    if not found:
+        output.say(f"topic {topic!r} has no dead letter that was asked for")
 
 
 @app.command("show", epilog=SHOW_EXAMPLE)

@@ -79,6 +79,8 @@ def test_letters_are_listed_and_chosen(place: Place) -> None:
     assert [one["error"] for one in place.listed("--key", "1")] == ["no amount"]
     assert place.listed("--until", "2020-01-31T12:00:00Z") == []
     assert len(place.listed("--since", "2020-01-31T12:00:00Z")) == len(place.listed("--since", "-1h")) == 4
+    nothing = place.shell.run("dead-letters", "ls", place.dlq, "--error", "no such reason")
+    assert nothing.stderr == f"topic {place.dlq!r} has no dead letter that was asked for\n"
     listed = place.shell.run("dead-letters", "ls", place.dlq, "--key", "1").stdout
     assert f"{place.orders}:1@1" in listed
     assert "no amount" in listed
