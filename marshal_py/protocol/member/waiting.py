@@ -23,6 +23,7 @@ from marshal_py.protocol.wire.records import EVICT_INTERVALS, Join
 
 NAMED_MAX: Final = 3  # how many consumers a text names
 HANGS_MS: Final = 10_000  # without an answer from any handler of a partition; most handlers take less
+ALL_MAPPINGS: Final = " with a --map for each other member, too: they replace all mappings"
 UNOWNED_MS: Final = 10_000  # without an owner, though consumers are there: a claim takes far less
 READABLE: Final = ("" if VERIFIES else "pip install 'marshal_py[keys]', if the group has admin keys; else ") + (
     "look with a newer release"
@@ -314,7 +315,7 @@ def _partitioned(group: Group) -> Iterator[Standstill]:
             elif owners[tp] not in present:
                 absent.setdefault((topic, owners[tp]), []).append(number)
     way = (
-        f"marshal groups update {group.name} --map MEMBER=PARTITIONS"
+        f"marshal groups update {group.name} --map MEMBER=PARTITIONS{ALL_MAPPINGS}"
         if config.mappings
         else f"marshal groups update {group.name} --add-member NAME"
     )
@@ -332,7 +333,7 @@ def _partitioned(group: Group) -> Iterator[Standstill]:
             text = f"{session.join.client_id!r} gets no partition: member {member!r} is not in the group's list"
             change = f"marshal groups update {group.name} --add-member {member}"
             if config.mappings:
-                change = f"marshal groups update {group.name} --map {member}=PARTITIONS"
+                change = f"marshal groups update {group.name} --map {member}=PARTITIONS{ALL_MAPPINGS}"
             advice = f"correct the name ({first_of(members, NAMED_MAX) or 'the list is empty'}), or: {change}"
             yield Standstill("unlisted", text, advice, sessions=(session.id,))
 
