@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from marshal_py.admin import dead_letters
 from marshal_py.errors import TopicRefused
@@ -18,7 +18,7 @@ from marshal_py.topics.topic import Topic
 from marshal_py.transport import producer as transactions
 from marshal_py.transport.kafka import KafkaTransport
 from tests.cli.shell import Shell
-from tests.support.kafka import Cluster
+from tests.support.kafka import Cluster, wait_until
 
 DEADLINE_S = 60.0
 
@@ -30,8 +30,8 @@ class Place:
         self.shell = Shell(kafka.bootstrap)
         self.transport = KafkaTransport(kafka.bootstrap, DEADLINE_S)
         self.orders, self.dlq = f"orders-{time.time_ns()}", f"dlq-{time.time_ns()}"
-        admin = AdminClient({"bootstrap.servers": kafka.bootstrap})  # it ends with its last name
-        made = admin.create_topics([NewTopic(self.orders, 2, 1), NewTopic(self.dlq, 2, 1)])
+        self.admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+        made = self.admin.create_topics([NewTopic(self.orders, 2, 1), NewTopic(self.dlq, 2, 1)])
         for one in made.values():
             one.result(DEADLINE_S)
         self.producer = Producer({"bootstrap.servers": kafka.bootstrap})
@@ -52,11 +52,19 @@ class Place:
         return found
 
     def put_back(self) -> list[StoredMessage]:
+        wait_until(self._settled, DEADLINE_S, "Kafka shows what was committed some ms after it has said so")
         topic = Topic(self.transport, self.orders)
         try:
             return [one for page in topic.pages(GetRequest(batch=100)) for one in page]
         finally:
             topic.close()
+
+    def _settled(self) -> bool:
+        """Whether no transaction is open: the first offset of one would be the end for who reads what is committed."""
+        tps = {TopicPartition(self.orders, number): OffsetSpec.latest() for number in (0, 1)}
+        asked = [self.admin.list_offsets(tps, isolation_level=level) for level in IsolationLevel]
+        committed, written = ([one.result(DEADLINE_S).offset for one in each.values()] for each in asked)
+        return committed == written
 
 
 @pytest.fixture
