@@ -408,6 +408,23 @@ def test_a_topic_that_grew_meanwhile_is_not_shrunk() -> None:
     assert not cluster.group.paused
 
 
+@pytest.mark.parametrize("adopt", [False, True])
+@pytest.mark.parametrize("revived", [False, True])
+def test_a_shrink_whose_group_is_deleted_meanwhile(adopt: bool, revived: bool) -> None:
+    """F9.5: the topic is gone with the group, also if that is there again when the tool looks."""
+    cluster, _ = company()
+    if adopt:
+        finish(cluster, start_tool(cluster, lambda context: PausePlan(context, Terms(duration_ms=600_000)), "pauser"))
+    tool = start_tool(cluster, lambda context: ShrinkPlan(context, TOPIC, 2, Terms(adopt=adopt)))
+    cluster.run_until(lambda: any(isinstance(record, Topology) for record in tool.records))
+    deletion = cluster.must(GroupConfig(-1, cluster.group.pause_change, deleted=True))
+    if revived:
+        cluster.must(GroupConfig(deletion))
+    finish(cluster, tool)
+    assert isinstance(tool.operation.error, SettingsChanged if revived else GroupDeleted)
+    assert not cluster.group.paused
+
+
 # --- who and why
 
 

@@ -306,7 +306,7 @@ class ShrinkPlan(ChangePlan):
         return Topology(self.topic, self.partitions, self.looked_at, token, self.by)
 
     def refusal(self, group: Group) -> MarshalError | None:
-        if group.topics[self.topic].offset != self.looked_at:
+        if group.topology_offset(self.topic) != self.looked_at:  # the topic may be gone with the group
             return SettingsChanged(group.name, self.what, "a consumer that saw the topic grow, or another admin")
         return None
 
