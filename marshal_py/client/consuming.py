@@ -231,6 +231,8 @@ class Consuming(Generic[K_co, V_co]):
         """Surrounds a loop that receives, and ends the consume with it, unless the user has left the loop."""
         try:
             yield
+            if self._ending.error_waits:  # else a stop, as of a `process` that has seen this end first, would hide it
+                self._ending.raise_if_ended()
         except ConsumerClosed:  # stopped or drained meanwhile, or another call has raised why the consumer has ended
             self._end(self._driver.error)
             if self._driver.error is not None:

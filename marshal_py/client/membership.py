@@ -283,11 +283,14 @@ class Ending:
         return bool(self.reason) or self._driver.ended or self._forked
 
     @property
+    def error_waits(self) -> bool:
+        """Returns whether an error has ended the consumer, and waits for the user's next call."""
+        return self._driver.ended and self._driver.error is not None and not self.reason and not self._forked
+
+    @property
     def stopping(self) -> bool:
-        """Returns whether it has ended, drains, or was asked to; False while an error waits for the user's next
-        call."""
-        error_waits = self._driver.ended and self._driver.error is not None and not self.reason and not self._forked
-        return self.draining or self.must_stop() or (self.over and not error_waits)
+        """Returns whether it has ended, drains, or was asked to; False while an error waits."""
+        return self.draining or self.must_stop() or (self.over and not self.error_waits)
 
     def because(self, error: BaseException | None) -> None:
         """Has the log say that an error of the program stops it: its class alone, for its text may hold anything."""

@@ -11,11 +11,19 @@ from typing import Any
 
 import pytest
 
-from marshal_py import Consumer, Message, Process, Reject, Retry
+from marshal_py import ConsumeContext, Consumer, Message, Process, Reject, Retry
 from marshal_py.client.delivery.prefetch import WAIT_S_MAX, WAIT_SUPPLIED_S_MAX
 from marshal_py.client.process import process, processing
 from marshal_py.client.process.processing import Processing
-from marshal_py.errors import ConcurrentUse, ConsumerClosed, InvalidOption, NeedsAtLeastOnce, ReentrantCall
+from marshal_py.errors import (
+    ConcurrentUse,
+    ConsumerClosed,
+    GroupDeleted,
+    InvalidOption,
+    NeedsAtLeastOnce,
+    ReentrantCall,
+)
+from tests.client.test_consume import delete
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, calm, joined, owns, positions, until
 
 TIMEOUT_S = 30.0  # of handlers that are not to lose their partition: no machine stands still for so long
@@ -844,6 +852,28 @@ def test_the_end_of_the_consumer_is_its_end(memory: MemoryTestCluster, end: str)
             left = [message.offset for message in again.fetch(30, min_messages=1)]
             assert set(range(0, 30, 2)) <= set(left), "what was given back comes again"
             assert left == sorted(left)
+
+
+def test_what_has_ended_the_consumer_is_told_when_the_process_sees_the_end_first(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its watcher tells the thread that receives to stop, which then had no error to raise: `wait` returned True."""
+    topic, group, receives, told = fill(memory, 1, keys=1), memory.group(), threading.Event(), threading.Event()
+    stop = ConsumeContext.stop
+    monkeypatch.setattr(ConsumeContext, "stop", lambda self, *of: (stop(self, *of), told.set()))
+
+    def key(message: Message) -> bytes | None:
+        receives.set()
+        assert told.wait(DEADLINE_S)
+        return message.key
+
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        work = consumer.process(print, key=key)
+        assert receives.wait(DEADLINE_S)
+        delete(memory, group)
+        with pytest.raises(GroupDeleted):
+            work.wait(DEADLINE_S)
+        assert isinstance(work.error, GroupDeleted)
 
 
 def test_a_drain_of_the_consumer_handles_what_waits(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
