@@ -350,7 +350,7 @@ class Ending:
                 if deadline == inf and (now_s >= handlers_until or not busy):
                     deadline = context.end_budget.deadline(timeout_s)
                 left_s = min(deadline, max(handlers_until, now_s + LEAVE_SLICE_S)) - now_s
-                if member.ended:
+                if member.ended and not driver.gave_up:  # another thread's stop may have given up
                     context.end_budget.answered()
                 if driver.ended or left_s <= 0 or driver.log in context.broken:
                     unacked = driver.counters.abandoned - abandoned + sum(map(in_flight, member.claims.values()))

@@ -89,3 +89,16 @@ def test_a_stop_that_the_cluster_answers_leaves_the_budget_whole() -> None:
         marshal = cluster.connect()
         joined(marshal, "billing", ["orders"]).stop()
         assert marshal._context.end_budget._until is None
+
+
+def test_a_second_stop_of_a_consumer_that_has_given_up_is_no_answer(short: None) -> None:
+    """The end of a `with` block in its thread, while the main thread stops it: each consumer took all its time then."""
+    with MemoryCluster() as cluster:
+        cluster.create_topic("orders")
+        marshal = cluster.connect()
+        ending = joined(marshal, "billing", ["orders"])._ending
+        with cluster.outage():
+            for _ in range(2):
+                marshal._context.complete(ending.stop(0.1))
+            assert marshal._context.end_budget._until is not None
+            assert ends(lambda: marshal.close(0.1))

@@ -403,6 +403,7 @@ class ConsumerDriver:
             Ranges(*parts, lambda: self.topic_watch.absent) if plans else DeliveryQueue(*parts)
         )
         self.error: MarshalError | None = None  # why the consumer ended: raised to the user once, then kept
+        self.gave_up: bool = False  # it ended without the log's answer to its leave
         self.pending_errors: deque[ClusterError] = deque()  # raised one by one; the consumer continues
         self.ended: bool = False
         self.away: bool = False  # while the log's history is read again (N11)
@@ -476,6 +477,7 @@ class ConsumerDriver:
     def give_up(self, error: MarshalError | None) -> None:
         """Ends the consumer with `error`, or None if it had no more time to read back that it left. After that it sends
         nothing."""
+        self.gave_up = True
         self.member.end(error)
         now = self.context.clock.now()
         self.execute(self.member.tick(now), now)
