@@ -416,7 +416,7 @@ class ConsumeContext(Consuming[K_co, V_co]):
                 if demand.stopped:
                     self._drop()
         except Exception as error:
-            logger.exception("a consume has ended")
+            logger.exception("group %s: a consume has ended", self._driver.member.name)
             self._end(error)
         finally:
             self._end(None)
@@ -550,7 +550,7 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
                     if demand.stopped:
                         self._drop()
         except Exception as error:
-            logger.exception("a consume has ended")
+            logger.exception("group %s: a consume has ended", self._driver.member.name)
             self._end(error)
         finally:
             self._end(None)
