@@ -626,7 +626,7 @@ def seek(driver: ConsumerDriver, ending: Ending, tp: TopicPartition, offset: int
     if claim is not None:
         what = f"the position of {tp}"
         yield from context.until(lambda: claim.phase is ClaimPhase.GONE or driver.ended, what, deadline, driver.log)
-        if claim.phase is not ClaimPhase.GONE:  # a stop that has not read back that it left
+        if driver.ended and claim.final is None:  # a stop that has not read back that it left
             ending.check_open()
     if claim is None or claim.seek_to == NONE:
         raise _not_claimed(driver, tp)
