@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -339,11 +340,13 @@ def steps_of(call: Callable[[], object]) -> int:
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # other tests' callbacks of the collector are lines, too
     sys.settrace(trace)
     try:
         call()
     finally:
         sys.settrace(before)
+        gc.enable()
     return steps
 
 
