@@ -2,7 +2,7 @@
 
 The coordination topic has one partition, whose log holds 10^3, 10^4, 10^5 or 10^6 records, written by 20 consumers that
 have left. Logs of 10^4 records and more contain two snapshots, as consumers write them: the older one is 500 records
-before the newer one, which 1,000 records follow. One more log of 10^5 records has no snapshot.
+before the newer one, which as many follow. One more log of 10^5 records has no snapshot.
 
 Measured in this process, the logs in turn: from the connect() call to the first message of a topic with one partition
 and one message, and the CPU time of the whole process. It does not include the check that the older snapshot folds to
@@ -31,7 +31,7 @@ SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
 TINY_SIZES: Final = (1_000, 10_000)
 BARE: Final = 100_000  # without a snapshot
 BETWEEN: Final = SNAPSHOT_RECORDS_MIN  # from snapshot to snapshot
-TAIL: Final = 1_000
+TAIL: Final = BETWEEN
 REPEATS: Final = 7
 TIMEOUT_S: Final = 120.0
 GOAL: Final = "Goal: with 10^6 records behind snapshots at most 1.2 times as long as with 10^3."

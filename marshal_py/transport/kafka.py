@@ -576,7 +576,7 @@ class KafkaReader:
         renew_at = time.monotonic() + min(SILENT_S, timeout_s / 2)
         while at:
             most = sum(ends[tp] - start for tp, start in at.items()) if near else settings.PIECE_MESSAGES
-            found = consumer.consume(min(most, settings.PIECE_MESSAGES), 0)
+            found = consumer.consume(max(1, min(most, settings.PIECE_MESSAGES)), 0)
             if not found:
                 first = consumer.poll(max(0.0, min(POLL_S, deadline - time.monotonic())))
                 found = [] if first is None else [first]
