@@ -149,20 +149,31 @@ class OtherCalls:
                 of.ack_was_late()
             return acked
 
+        def again() -> None:
+            self._confirming = of
+            self._confirm(ack, timeout_s)
+
         steps = self._confirmations.accepted(acks, timeout_s)
-        self._begin(steps, lambda _, error: self._confirmed(since_ms, error, of))
+        self._begin(steps, lambda _, error: self._confirmed(since_ms, error, of), again)
 
     def _flush(self) -> None:
         since_ms = self._environment.now_ms
         steps = self._confirmations.flush(self._timeout_s())
-        self._begin(steps, lambda _, error: self._confirmed(since_ms, error, None))
+        self._begin(steps, lambda _, error: self._confirmed(since_ms, error, None), self._flush)
 
     def _begin(
         self,
         steps: CallSteps,
         ended: Callable[[Any, MarshalError | None], None],
-        cancelled: Callable[[], None] = lambda: None,
+        again: Callable[[], None],
+        given_up: Callable[[], None] = lambda: None,
     ) -> None:
+        """Begins a call. One that is cancelled is made `again` at once if the run cancels calls anywhere; else, and if
+        the consumer has ended, it is `given_up`."""
+
+        def cancelled() -> None:
+            (again if self._environment.cancels and not self._ending.over else given_up)()
+
         self._front.begin(steps, ended, cancelled=cancelled)
 
     def _timeout_s(self) -> float:
@@ -189,13 +200,21 @@ class OtherCalls:
             return
         end = environment.broker.ends.get(tp, 0)
         back = int(environment.rng.random() * BACK_MAX)
-        position = max(0, end - back)
-        deadline = self._driver.context.monotonic() + self._timeout_s()
+        timeout_s = self._timeout_s()
         self._seeks = True
-        steps = receiving.seek(self._driver, self._ending, tp, position, deadline)
-        self._begin(steps, lambda _, error: self._sought(tp, position, error), self._seek_cancelled)
+        self._seek_to(tp, max(0, end - back), timeout_s)
 
-    def _seek_cancelled(self) -> None:
+    def _seek_to(self, tp: TopicPartition, position: int, timeout_s: float) -> None:
+        deadline = self._driver.context.monotonic() + timeout_s
+        steps = receiving.seek(self._driver, self._ending, tp, position, deadline)
+        self._begin(
+            steps,
+            lambda _, error: self._sought(tp, position, error),
+            lambda: self._seek_to(tp, position, timeout_s),
+            self._seek_given_up,
+        )
+
+    def _seek_given_up(self) -> None:
         self._seeks = False  # whether the position has moved is unknown
 
     def _sought(self, tp: TopicPartition, position: int, error: MarshalError | None) -> None:

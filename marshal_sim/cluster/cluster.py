@@ -70,6 +70,7 @@ class Cluster:
         self.healed = False  # every fault is over
         self.answers: bool = "answers" in scenario.kinds
         self.calls: bool = "calls" in scenario.kinds
+        self.cancels: bool = "cancels" in scenario.kinds
         self.lanes: bool = "lanes" in scenario.kinds
         self.start_latest: bool = scenario.start_latest
         self.checkpoints: dict[str, Checkpoint] = {}  # of the clients that are streaming queries, by client id

@@ -20,6 +20,7 @@ class ClientEnvironment(Environment, Protocol):
     start_latest: bool
     answers: bool
     calls: bool
+    cancels: bool
     lanes: bool
 
     def handler_ms(self, place: TopicPartition) -> int: ...

@@ -77,13 +77,21 @@ DATA_KINDS: Final = ("retention", "recreate_topic")
 # witness has lost sight of them (T19). `answers`, a property of the whole run: handlers give messages back and end
 # them, and there is a dead-letter topic (D14, D15). `calls`, one too: users also flush, seek, pause partitions,
 # stop, drain and close, from other threads and amid a stop or drain, and cancel calls that wait; and a thread may be
-# stopped while the rest of its process goes on. `behind`, one too:
-# consumers release partitions on which they fall behind (D16). `lanes`, one too: half of the consumers handle messages
-# by `process`.
+# stopped while the rest of its process goes on. `cancels`, one too: a call may be cancelled at each of its waits, and
+# the user makes it again at once. `behind`, one too: consumers release partitions on which they fall behind (D16).
+# `lanes`, one too: half of the consumers handle messages by `process`.
 ASKED_KINDS: Final = ("witness",)
-ASKED_RUN_KINDS: Final = ("answers", "behind", "calls", "lanes")
+ASKED_RUN_KINDS: Final = ("answers", "behind", "calls", "cancels", "lanes")
 # One seed of so many has it.
-DRAWN_RUN_KINDS: Final = {"calls": 4, "answers": 5, "lanes": 7, "keys": 6, "retention": 9, "recreate_topic": 12}
+DRAWN_RUN_KINDS: Final = {
+    "calls": 4,
+    "cancels": 16,
+    "answers": 5,
+    "lanes": 7,
+    "keys": 6,
+    "retention": 9,
+    "recreate_topic": 12,
+}
 # Kinds that end shortly before the healing, or take long: none begins late in a run.
 LONG_KINDS: Final = frozenset(
     {
@@ -171,6 +179,7 @@ class NetworkFaults:
         self.stop_gate: float = self._chance(rng, kinds, "gate_stop", 0.05)
         self.late_refusal: float = self._chance(rng, kinds, "late_refusal", 0.2)
         self.stop_thread: float = self._chance(rng, kinds, "calls", 0.1)
+        self.cancel: float = self._chance(rng, kinds, "cancels", 0.3)
         self.thread_ms_max: int = interval_ms
         self.refusal_ms_max: int = 4 * interval_ms
         self.latency_ms = (1, 2, 5, 20)[int(rng.random() * 4)]
@@ -185,7 +194,7 @@ class NetworkFaults:
 
     def heal(self) -> None:
         self.delay = self.reorder = self.duplicate = self.drop = self.retry = self.partial = 0.0
-        self.stop_step = self.stop_gate = self.late_refusal = self.stop_thread = 0.0
+        self.stop_step = self.stop_gate = self.late_refusal = self.stop_thread = self.cancel = 0.0
         self.stormy = False
         for land in self.in_flight:  # what the network still holds arrives now: late records are faults too
             land()
@@ -254,6 +263,13 @@ class NetworkFaults:
             return 0
         self.faults += 1
         return spread(self._rng, 1, self.thread_ms_max)
+
+    def cancels(self, call: str) -> bool:
+        """Draws whether a call of the user is cancelled where it waits. `call`: which one."""
+        if not self.cancel or self._rng.random() >= self.cancel:
+            return False
+        self.faults += 1
+        return True
 
     def gate_ms(self) -> int:
         """Draws how many ms a process stops between `Member.may_deliver` and the call of the handler. It is mostly 0

@@ -1,5 +1,8 @@
 """The third front of a consumer, beside threads and asyncio: carries out what its calls wait for, in virtual time.
 
+Each of these waits may be where the call is cancelled, as the task is that awaits it: before anything has come, or when
+something has come and the task has not run since. Only a PollAhead is none, at which asyncio waits for nothing.
+
 A call is a generator of the shipped client that yields waits (client/connection.py). Threads and event loops cut a
 long wait into slices, for signals and for what other threads do without a word. Here a wait lasts until something has
 happened in the process, or for a share of a heartbeat interval at most: nothing happens in between that a call could
@@ -27,7 +30,7 @@ CallSteps = Generator[Wait | Reserved, Any, Any]
 class Call:
     """Stands for one call of the user that runs. Once it calls `ended(result, error)`, at its end, or `cancelled()`."""
 
-    __slots__ = ("cancelled", "due_ms", "ended", "reserved", "steps", "wait")
+    __slots__ = ("cancelled", "due_ms", "ended", "name", "reserved", "steps", "wait")
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class Call:
         cancelled: Callable[[], None] | None,
     ) -> None:
         self.steps, self.ended, self.reserved, self.cancelled = steps, ended, reserved, cancelled
+        self.name: str = getattr(steps, "__name__", "")  # of the function that makes the steps
         self.wait: Wait | None = None
         self.due_ms: int = 0
 
@@ -80,6 +84,8 @@ class Front:
                 assert call.reserved is not None
                 call.reserved(call, wait)
                 return
+            if not isinstance(wait, PollAhead) and self.cancels(call):
+                return
             result = self._at_once(wait)
             if result is None:
                 self._wait(call, wait)
@@ -115,6 +121,8 @@ class Front:
         wait, call.wait = call.wait, None
         assert wait is not None
         self._waiting.remove(call)
+        if self.cancels(call):
+            return
         assert not isinstance(wait, PollAhead)
         result = None if isinstance(wait, Change) else self._source.poll(0.0, wait.max_messages)
         environment = self._process.environment
@@ -137,9 +145,19 @@ class Front:
             call = calls[int(self._process.environment.rng.random() * len(calls))]
             self._waiting.remove(call)
             call.wait = None
-            call.steps.close()
-            assert call.cancelled is not None
-            call.cancelled()
+            self._cancel(call)
+
+    def cancels(self, call: Call) -> bool:
+        """Cancels a call that is at a wait, or between two messages, if the seed says so. Returns whether it did."""
+        if call.cancelled is None or not self._process.environment.network_faults.cancels(call.name):
+            return False
+        self._cancel(call)
+        return True
+
+    def _cancel(self, call: Call) -> None:
+        call.steps.close()
+        assert call.cancelled is not None
+        call.cancelled()
 
     def look(self) -> None:
         """Notes what has happened in the process: calls that wait for it will go on."""

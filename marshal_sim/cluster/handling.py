@@ -76,6 +76,10 @@ class Consume(Consuming[Any, Any]):
         """Has it end at the next message, or when it next looks."""
         self._demand.stopped = True
 
+    def cancelled(self) -> None:
+        """Ends it, as the end of its task does."""
+        self._end(None)
+
 
 class Answer(NamedTuple):
     """Says what a handler does with its message: it returns, raises `error`, or fails so that the `process` ends."""
@@ -154,7 +158,8 @@ class Handling:
 
     def begin(self) -> None:
         self._processing.attach()
-        self._front.begin(self._consume.receive(self._receiving), self._consumed, self._reserved)
+        cancelled = self._cancelled if self._environment.cancels else None
+        self._front.begin(self._consume.receive(self._receiving), self._consumed, self._reserved, cancelled)
         self._watch(None)
 
     # --- the thread that receives
@@ -179,7 +184,8 @@ class Handling:
         while (call := self._call) is not None and not self._stopped:
             self._call = None
             self._put()
-            self._front.go_on(call)
+            if not self._front.cancels(call):
+                self._front.go_on(call)
         self._taking = False
 
     def _put(self) -> None:
@@ -194,6 +200,11 @@ class Handling:
         self._received, self._error = True, error
         self._tell_received(error)
         self._look()
+
+    def _cancelled(self) -> None:
+        """Ends the consume with its task, which is cancelled; the `process` ends then."""
+        self._consume.cancelled()
+        self._consumed(None, None)
 
     # --- workers
 

@@ -50,6 +50,7 @@ class Options(NamedTuple):
     witnesses: int = 0  # 1: clients have witnesses that publish their last wills (T19)
     answers: int = 0  # 1: handlers give messages back and end them, and there is a dead-letter topic (D14, D15)
     calls: int = 0  # 1: users make all other calls, too, from other threads, which may be stopped alone
+    turns: int = 0  # 1: calls are cancelled at any of their waits, too; with `calls`
     lanes: int = 0  # 1: half of the consumers handle messages by `process`
     behind: int = 0  # 1: groups are greedy, and consumers release partitions on which they fall behind (D16)
     queries: int = 0  # so many of the first clients are streaming queries, in at-least-once mode
@@ -108,7 +109,8 @@ def draw(rng: Random, options: Options) -> Scenario:
     kinds = options.kinds if options.kinds is not None else frozenset() if options.calm else draw_kinds(rng)
     kinds = kinds | {"witness"} if options.witnesses else kinds
     kinds = kinds | {"answers"} if options.answers else kinds
-    kinds = kinds | {"calls"} if options.calls else kinds
+    kinds = kinds | {"calls"} if options.calls or options.turns else kinds
+    kinds = kinds | {"cancels"} if options.turns else kinds
     kinds = (kinds | {"lanes"}) - NOT_IN_LANES if options.lanes or "lanes" in kinds else kinds
     kinds = kinds | {"behind"} if options.behind else kinds
     kinds = kinds if VERIFIES else kinds - {"keys"}

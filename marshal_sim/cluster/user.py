@@ -144,7 +144,7 @@ class User:
         if self.way != "fetch" and self._ending.draining:
             self._iterated(None, None)
         else:
-            self._later(self.go_on)
+            self._again(self.go_on)
 
     def _end(self, error: MarshalError | None) -> None:
         """Ends the user's loop. He did nothing that a call could object to, so only the end of the consumer does."""
@@ -176,19 +176,26 @@ class User:
         self.front.begin(self._ending.finish_drain(), self._left, cancelled=self._finish_drain_later)
 
     def _finish_drain_later(self) -> None:
-        self._later(self._finish_drain)
+        self._again(self._finish_drain)
 
     def stop(self, timeout_s: float) -> None:
         """Stops the consumer, as `Consumer.stop` does."""
         self._ends_drains(self.environment.now_ms)
-        self.front.begin(self._ending.stop(timeout_s), self._left, cancelled=lambda: self._later(self.stop, timeout_s))
+        self.front.begin(self._ending.stop(timeout_s), self._left, cancelled=lambda: self._again(self.stop, timeout_s))
 
     def _left(self, _: None, error: MarshalError | None) -> None:
         assert error is None
         self._ending.close()
 
+    def _again(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Makes a call again that was cancelled."""
+        if self.environment.cancels:
+            call(*arguments)
+        else:
+            self._later(call, *arguments)
+
     def _later(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Makes a call within an interval, for example one again that was cancelled."""
+        """Makes a call within an interval."""
 
         def again(_: None) -> None:
             call(*arguments)
@@ -283,7 +290,8 @@ class User:
             self._receive()
             return
         self._ask_again()
-        self.front.go_on(call)
+        if not self.front.cancels(call):
+            self.front.go_on(call)
 
     def _ask_again(self) -> None:
         """Notes that the user is in a call: in at-most-once mode it tells the library what is finished."""

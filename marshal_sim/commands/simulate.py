@@ -102,6 +102,9 @@ def simulate(
     lanes: Annotated[
         bool, typer.Option("--lanes", help="Half of the consumers handle messages by `process`. Not --scenario.")
     ] = False,
+    turns: Annotated[
+        bool, typer.Option("--turns", help="As --calls, and calls are cancelled at any wait. Not --scenario.")
+    ] = False,
     processes: seeds.Processes = None,
     spark: Annotated[bool, typer.Option("--spark", help="Run --seeds on Spark instead of in processes here.")] = False,
     master: Master = None,
@@ -124,7 +127,7 @@ def simulate(
     if group is not None and (dump is None or (wanted is None and seed is None)):
         raise typer.BadParameter("--group says with whom runs go on: give --dump, and --seeds or --seed")
     options = Options(queries=queries, policy=policy, witnesses=int(witnesses), behind=int(behind))
-    options = options._replace(answers=int(answers), calls=int(calls), lanes=int(lanes))
+    options = options._replace(answers=int(answers), calls=int(calls), lanes=int(lanes), turns=int(turns))
     fixed = options != Options()
     _check_fixed(policy, fixed and (scenario is not None or spark))
     if dump is not None and (fixed or spark or scenario is not None):

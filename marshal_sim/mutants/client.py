@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from marshal_py.client import connection, membership, receiving
-from marshal_py.client.connection import Change, Steps
+from marshal_py.client.connection import Change, Poll, Steps
 from marshal_py.client.delivery import delivery_queue, prefetch
 from marshal_py.client.delivery.buffers import Buffer, Redelivering, Reserved, blocked, redeliveries_of
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.delivery.prefetch import AckWindow
 from marshal_py.client.driver.consumer_driver import ConsumerDriver, UserCallbacks
 from marshal_py.client.membership import Confirmations, Ending
-from marshal_py.client.messages.answers import Ack, DeadLetters, Delivered, Letter, LostAcks
+from marshal_py.client.messages.answers import Ack, Acked, DeadLetters, Delivered, Letter, LostAcks
 from marshal_py.client.messages.message import Batch, Message
 from marshal_py.client.ranges import ClaimedRange
 from marshal_py.client.values.requests import Request, message_bytes
@@ -523,6 +523,47 @@ def c39() -> list[Patch]:
     return [(ConsumerDriver, "give_up", silently)]
 
 
+def c40() -> list[Patch]:
+    fetch = receiving.Receiving.fetch
+
+    def asks_ahead(self: receiving.Receiving, request: Request) -> Steps[Batch[Any, Any]]:
+        """Asks for what comes next once it has taken a batch, which a call that is cancelled there keeps."""
+        batch = yield from fetch(self, request)
+        if batch.parts:
+            yield from self.intake.pull(0.0)
+        return batch
+
+    return [(receiving.Receiving, "fetch", asks_ahead)]
+
+
+def c41() -> list[Patch]:
+    def look(self: receiving.Intake) -> Steps[None]:
+        """Sorts what has come into the buffers when nothing more comes."""
+        came: list[Chunk] = []
+        for _ in range(prefetch.LOOK_PIECES_MAX):
+            piece = self._queue.prefetch.piece(self._queue.buffers.values())
+            chunks: list[Chunk] = (yield Poll(0.0, piece)) if piece else []
+            came += chunks
+            if not chunks:
+                break
+        with self._context.lock:
+            self._add(came)
+
+    return [(receiving.Intake, "look", look)]
+
+
+def c42() -> list[Patch]:
+    acked = Message._acked
+
+    def once(self: Message[Any, Any]) -> list[Acked]:
+        """Acks, and waits for nothing if that was done before."""
+        run, index = self._delivered.run, self._index
+        done = run is not None and (index in run.acks or run.is_finished(index))
+        return [] if done else acked(self)
+
+    return [(Message, "_acked", once)]
+
+
 _AMO: Final = {"mode": AT_MOST_ONCE}
 _SPREAD: Final = {"clients": 4, "partitions": 24, "interval_ms": 1_000, "intervals": 8}  # many claims, over many ticks
 _ALO: Final = {"mode": AT_LEAST_ONCE}
@@ -588,4 +629,7 @@ PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...],
         {},
     ),
     ("C39", "a stop that has no more time tells nobody", c39, ("leave", "delay", "suspend"), {}),
+    ("C40", "a fetch waits once it has taken, and loses that if it is cancelled", c40, ("cancels",), _ALO),
+    ("C41", "a look that is cancelled loses what had come", c41, ("cancels",), _ALO),
+    ("C42", "a double_ack of what is acked does not wait", c42, ("calls", "cancels", "crash", "outage_writes"), _ALO),
 )

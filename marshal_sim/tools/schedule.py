@@ -35,6 +35,7 @@ NUMBERS: Final = (
     "answers",
     "calls",
     "lanes",
+    "turns",
     "behind",
 )
 TEXTS: Final = ("dump", "group", "policy")
