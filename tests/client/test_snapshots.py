@@ -253,6 +253,20 @@ def test_a_gap_that_only_a_second_look_meets(
             consumer.fetch(10, min_messages=10, expires_s=0.05)
 
 
+def test_a_gap_that_only_an_audit_meets(memory: MemoryTestCluster, number: int) -> None:
+    """L8, N6: the log was compacted behind a consumer that has read it, and folds it again."""
+    topic = memory.topic()
+    with memory.connect("a", snapshot_every_records=64) as one, joined(one, IN[number], [topic]) as consumer:
+        records = memory.broker.topics[LOG][number]
+        with memory.broker.lock:
+            records[1] = records[2]
+        deadline = time.monotonic() + DEADLINE_S
+        with pytest.raises(LogGap):  # noqa: PT012  # when the audit is done
+            while time.monotonic() < deadline:
+                pad(memory, number, 16)
+                consumer.fetch(10, min_messages=10, expires_s=0.05)
+
+
 def test_no_snapshot_stands_in(memory: MemoryTestCluster, number: int) -> None:
     """N10: none, an unconfirmed one, one of a checkpoint that is gone: zero claims, zero records, zero deliveries."""
     topic = lived(memory, number)

@@ -199,15 +199,16 @@ class LogMaintenance:
             bounds = context.coordination.bounds(world.log, BOUNDS_TIMEOUT_S)
             base = replay.base_of(context.coordination, world.log, world.root, bounds, at - CHECKPOINT_OFFSETS)
             return replay.refold(context.coordination, base, at, group)
-        except (ClusterError, HistoryTruncated) as error:
+        except ClusterError as error:
+            if isinstance(error, CoordinationError) and not isinstance(error, HistoryTruncated):
+                self._logs.break_log(world.log, error)  # a gap stops the reader, wherever it is reading (L8)
+                return None
             self._context.logger.warning(
                 "coordination partition %d could not be folded again: %s",
                 world.log,
                 error,
                 extra={"marshal_log": world.log},
             )
-        except CoordinationError as error:  # a gap stops the reader, wherever it is reading (L8)
-            self._logs.break_log(world.log, error)
         return None
 
     def refold(self, driver: ConsumerDriver, at: int) -> None:
