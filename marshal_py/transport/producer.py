@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -123,29 +123,19 @@ class KafkaProducer:
                 self._producer.poll(FULL_POLL_S)
             except KafkaException as error:
                 size_bytes = len(value or b"") + len(key or b"")
-                raise self._as_marshal_error(error.args[0], topic, partition, size_bytes) from error
+                raise self._refused(error.args[0], TopicPartition(topic, partition), size_bytes) from error
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         tp = TopicPartition(message.topic() or "", message.partition() or 0)
         if error is not None:
-            self._error = self._error or self._as_marshal_error(error, *tp, len(message.value() or b""))
+            self._error = self._error or self._refused(error, tp, len(message.value() or b""))
             return
         self.written += 1
         if self._on_written is not None:
             self._on_written(tp, message.offset() or 0)
 
-    def _as_marshal_error(self, error: KafkaError, topic: str, partition: int, size_bytes: int) -> MarshalError:
-        match error.code():
-            case KafkaError.MSG_SIZE_TOO_LARGE | KafkaError.INVALID_MSG_SIZE | KafkaError.RECORD_LIST_TOO_LARGE:
-                return MessageTooLarge("a message", size_bytes, error.str())
-            case KafkaError._UNKNOWN_TOPIC | KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return TopicMissing(topic)
-            case KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                return AccessDenied(settings.principal_of(self._given), "Write", "topic", topic)
-            case KafkaError._MSG_TIMED_OUT | KafkaError._TIMED_OUT | KafkaError._TRANSPORT:
-                what, reason = f"acknowledgements of {topic}", self._errors.reason(error.str())
-                return ClusterUnreachable(self._servers, what, reason)
-        return PartitionError(topic, partition, f"writing is refused: {error.str()}")
+    def _refused(self, error: KafkaError, tp: TopicPartition, size_bytes: int) -> MarshalError:
+        return _as_marshal_error(error, tp, size_bytes, self._given, self._errors.reason(error.str()))
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -173,10 +163,27 @@ class KafkaProducer:
         self._admin.close()
 
 
+def _as_marshal_error(
+    error: KafkaError, tp: TopicPartition, size_bytes: int, given: settings.Settings, reason: str
+) -> MarshalError:
+    """Returns why a message was not written. `reason`: in words, if the cluster did not answer."""
+    match error.code():
+        case KafkaError.MSG_SIZE_TOO_LARGE | KafkaError.INVALID_MSG_SIZE | KafkaError.RECORD_LIST_TOO_LARGE:
+            return MessageTooLarge("a message", size_bytes, error.str())
+        case KafkaError._UNKNOWN_TOPIC | KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return TopicMissing(tp.topic)
+        case KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            return AccessDenied(settings.principal_of(given), "Write", "topic", tp.topic)
+        case KafkaError._MSG_TIMED_OUT | KafkaError._TIMED_OUT | KafkaError._TRANSPORT:
+            return ClusterUnreachable(str(given["bootstrap.servers"]), f"acknowledgements of {tp.topic}", reason)
+    return PartitionError(*tp, f"writing is refused: {error.str()}")
+
+
 # --- Writes messages to Kafka in transactions: all of one, or none. A second writer of the same name fences the first
 
 
 TIMEOUT_S: Final = 60.0  # to begin, and for each commit
+_PURGED: Final = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # by the end of a transaction: no reason
 _FENCED: Final = {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
 
 
@@ -188,7 +195,9 @@ class TransactionalWriter:
         given = getattr(transport, "given", None)
         if given is None:
             raise InvalidOption("transport", type(transport).__name__, "one to Kafka, which has transactions")
-        self._name, self._given = name, given
+        self._name, self._given, self._transport = name, given, transport
+        self._topics: set[str] = set()  # to which it writes
+        self._refused: MarshalError | None = None  # why the first message of the transaction was not written
         ours = {"transactional.id": name, "message.max.bytes": 1_000_000_000}  # how large: that is for the topic to say
         self._producer = Producer({**settings.admin(given, transport.client_id), **ours})
         with self._errors():
@@ -197,22 +206,27 @@ class TransactionalWriter:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Commits what the block has written, or aborts it if that raises. Raises TopicRefused if another writer has
-        the name now; AccessDenied, ClusterUnreachable."""
+        the name now; AccessDenied, ClusterUnreachable; for a message MessageTooLarge, TopicMissing, PartitionError."""
         with self._errors():
+            self._refused = None
             self._producer.begin_transaction()
             try:
                 yield
                 self._producer.commit_transaction(TIMEOUT_S)
             except BaseException as error:
                 if not (isinstance(error, KafkaException) and error.args[0].fatal()):
-                    self._producer.abort_transaction(TIMEOUT_S)
+                    with suppress(KafkaException):  # the first error counts; the next writer of the name aborts, too
+                        self._producer.abort_transaction(TIMEOUT_S)
                 raise
 
     def write(self, topic: str, value: bytes | None, key: bytes | None, headers: Headers, partition: int) -> None:
         """Queues one message."""
+        self._topics.add(topic)
         while True:
             try:
-                self._producer.produce(topic, value, key, partition, headers=list(headers))
+                self._producer.produce(
+                    topic, value, key, partition, headers=list(headers), on_delivery=self._on_delivery
+                )
                 return
             except BufferError:
                 self._producer.poll(0.1)
@@ -221,17 +235,34 @@ class TransactionalWriter:
         """Drops what is not committed."""
         self._producer.purge()
 
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None and self._refused is None and error.code() not in _PURGED:
+            tp = TopicPartition(message.topic() or "", message.partition() or 0)
+            size_bytes = len(message.value() or b"")
+            self._refused = _as_marshal_error(error, tp, size_bytes, self._given, error.str())
+
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
         except KafkaException as raised:
             error: KafkaError = raised.args[0]
+            who = settings.principal_of(self._given)
+            if error.code() in _FENCED:
+                raise TopicRefused(self._name, "another writer has begun meanwhile") from raised
+            if self._refused is not None:
+                raise self._refused from raised
             if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-                who = settings.principal_of(self._given)
                 raise AccessDenied(who, "Write", "transactional-id", self._name) from raised
+            if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise AccessDenied(who, "Write", "topic", self._denied()) from raised
             if error.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
                 servers = str(self._given["bootstrap.servers"])
                 raise ClusterUnreachable(servers, f"transaction {self._name!r}", error.str()) from raised
-            reason = "another writer has begun meanwhile" if error.code() in _FENCED else error.str()
-            raise TopicRefused(self._name, reason) from raised
+            raise TopicRefused(self._name, error.str()) from raised
+
+    def _denied(self) -> str:
+        """Returns the topic to which this client may not write: Kafka does not name it."""
+        with closing(self._transport.admin()) as admin:
+            lacking = [topic for topic in sorted(self._topics) if "Write" not in admin.allowed("topic", topic)]
+            return next(iter(lacking or sorted(self._topics)))

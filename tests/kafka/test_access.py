@@ -462,3 +462,21 @@ def test_an_admin_without_a_right_on_the_group(
     with pytest.raises(AccessDenied, match=f"Describe group '{group}'"):
         where.set_position(orders, "committed")
     assert where.set_position(orders, "earliest").offset > 0
+
+
+def test_putting_letters_back_without_a_right_on_their_topic(
+    new_user: Callable[[], User], guarded: GuardedCluster, root: AdminClient, orders: str
+) -> None:
+    """The rights of docs/acks.md. Kafka does not say which topic it refuses, and then refuses the abort, too."""
+    letters = f"letters-{uuid.uuid4().hex[:8]}"
+    root.create_topics([NewTopic(letters, 1, 1)])[letters].result(DEADLINE_S)
+    producer = Producer({"bootstrap.servers": guarded.bootstrap, **QUIET})
+    own = {"topic": orders, "partition": "0", "offset": "0", "group": "billing", "message": "Timeout"}
+    producer.produce(letters, b"0", headers=[(f"__dlq.errors.{name}", text.encode()) for name, text in own.items()])
+    assert producer.flush(DEADLINE_S) == 0
+    user, redrive = new_user(), ("dead-letters", "redrive", letters)
+    user.grant(examination.Right("transactional_id", f"marshal-redrive-{letters}", ("Write",)))
+    user.may(examination.Right("topic", letters, ("Read", "Write")), examination.Right("topic", orders, ("Describe",)))
+    assert f"may not Write topic '{orders}'" in user.marshal(*redrive, asks=True).stderr
+    user.may(examination.Right("topic", orders, ("Write",)))
+    assert user.marshal(*redrive, asks=True).stdout == "1 put back, 0 were before\n"

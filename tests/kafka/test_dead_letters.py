@@ -164,6 +164,14 @@ def test_what_ends_a_run_puts_nothing_back_twice(place: Place, monkeypatch: pyte
     assert [one.key for one in place.put_back()] == [b"%d" % at for at in range(5)]
 
 
+def test_a_message_that_kafka_refuses_is_named(place: Place) -> None:
+    """Its topic was created again with fewer partitions."""
+    place.letter(0, partition="7")
+    refused = place.redrive("--yes").stderr
+    assert f"{place.orders}:7" in refused
+    assert "Unknown partition" in refused
+
+
 def test_a_second_run_ends_the_first(place: Place) -> None:
     place.letter(0)
     first = transactions.TransactionalWriter(place.transport, f"marshal-redrive-{place.dlq}")
