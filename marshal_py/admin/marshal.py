@@ -133,7 +133,7 @@ class Marshal(marshal.Marshal):
         """Gives a topic more `partitions` (in all), changes its settings (None: the cluster's default), or both.
 
         Consumers see new partitions by themselves; producers may send a key to another one than before. Raises as
-        `create_topic`, and TopicMissing.
+        `create_topic`, and TopicMissing; a refusal changes nothing, and after ClusterUnreachable call it again.
         """
         changes.update(self._changeable(name, "update_topic"), name, partitions, settings or {}, dry_run)
 

@@ -26,7 +26,7 @@ from marshal_py.errors import CoordinationTopicMissing
 from marshal_py.topics import changes
 from marshal_py.topics.changes import info_of
 from marshal_py.topics.topic import Topic
-from marshal_py.transport.ports import ClusterAdmin
+from marshal_py.transport.ports import ClusterAdmin, Replicas
 
 LS_EXAMPLE: Final = output.example("marshal topics ls orders")
 CREATE_EXAMPLE: Final = output.example("marshal topics create orders --partitions 12 --config retention.ms=86400000")
@@ -122,8 +122,10 @@ def ls(
             return
         with closing(Topic(transport, topic)) as source:
             found, brokers = source.info(), admin.replicas(topic)
+    unknown = Replicas(-1, (), ())  # the broker that was asked has not heard of a new partition yet
+    places = {number: brokers.get(number, unknown) for number in found.partitions}
     partitions = [
-        PartitionPlace(number, *bounds, number_or_none(brokers[number].leader), *brokers[number][1:])
+        PartitionPlace(number, *bounds, number_or_none(places[number].leader), *places[number][1:])
         for number, bounds in found.partitions.items()
     ]
     document = TopicDetails(found.name, found.topic_id, partitions, found.settings)

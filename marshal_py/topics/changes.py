@@ -45,8 +45,8 @@ def update(
     admin: ClusterAdmin, name: str, partitions: int | None, settings: Mapping[str, str | None], dry_run: bool = False
 ) -> None:
     """Adds partitions (up to `partitions`) and changes settings (None: the cluster's default). Settings come first:
-    Kafka checks all at once, and a topic that has grown never shrinks. Raises as `create`, TopicMissing, BadRequest for
-    fewer partitions."""
+    Kafka checks all at once, and a topic that has grown never shrinks; but before, Kafka says whether it may grow, so
+    that a refusal changes nothing. Raises as `create`, TopicMissing, BadRequest for fewer partitions."""
     if partitions is None and not settings:
         raise BadRequest("name what should change: partitions, settings, or both")
     _check_settings(settings)
@@ -60,12 +60,13 @@ def update(
                 f"partitions={partitions}: topic {name!r} has {found.partitions}, and Kafka's topics never shrink"
             )
     topics = admin.topic_admin()
-    grows = partitions is not None and partitions > found.partitions
+    more = partitions if partitions is not None and partitions > found.partitions else None
     if settings:
+        if more is not None:
+            topics.grow(name, more, True)
         topics.alter(name, settings, dry_run)
-    if grows:
-        assert partitions is not None
-        topics.grow(name, partitions, dry_run)
+    if more is not None:
+        topics.grow(name, more, dry_run)
 
 
 def delete(admin: ClusterAdmin, name: str) -> None:

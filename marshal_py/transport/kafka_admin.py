@@ -748,8 +748,9 @@ class KafkaAdmin:
         return frozenset("".join(word.capitalize() for word in one.name.split("_")) for one in found or ())
 
     def replicas(self, topic: str) -> dict[int, Replicas]:
-        found = self._metadata(topic).topics[topic].partitions
-        return {p.id: Replicas(p.leader, tuple(p.replicas), tuple(p.isrs)) for p in found.values()}
+        found = self._metadata(topic).topics.get(topic)
+        partitions = {} if found is None else found.partitions
+        return {p.id: Replicas(p.leader, tuple(p.replicas), tuple(p.isrs)) for p in partitions.values()}
 
     def close(self) -> None:
         if not self._closed:

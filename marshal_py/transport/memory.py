@@ -281,7 +281,7 @@ class MemoryAdmin:
 
     def replicas(self, topic: str) -> dict[int, Replicas]:
         with self.broker.lock:
-            return {number: Replicas(0, (0,), (0,)) for number in range(len(self.broker.topics[topic]))}
+            return {number: Replicas(0, (0,), (0,)) for number in range(len(self.broker.topics.get(topic, ())))}
 
     def describe_cluster(self) -> ClusterInfo:
         with self.broker.lock:

@@ -291,7 +291,7 @@ class ClusterAdmin(Protocol):
         """Returns partition count and id of a topic; None if the cluster says that it does not exist."""
 
     def replicas(self, topic: str) -> dict[int, Replicas]:
-        """Returns where the topic's partitions are, by number. Raises KeyError if there is no such topic."""
+        """Returns where the topic's partitions are, by number, as far as one broker knows; {} without such a topic."""
 
     def describe_cluster(self) -> ClusterInfo:
         """Returns what the cluster says of itself."""

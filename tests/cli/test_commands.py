@@ -21,7 +21,7 @@ from marshal_py.client.marshal import VERSION, connect
 from marshal_py.testing import MemoryCluster
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
-from marshal_py.transport.memory import MemoryTransport
+from marshal_py.transport.memory import MemoryAdmin, MemoryTransport
 from tests.cli.shell import DEADLINE_S, Shell
 from tests.support.broker_faults import fail_requests
 
@@ -364,6 +364,9 @@ def test_a_dry_run_names_the_change_and_the_groups(monkeypatch: pytest.MonkeyPat
         assert (asked.exit_code, "billing" in asked.stderr) == (1, True)
         first = memory.json("topics", "ls", "orders")["partitions"][0]
         assert (first["leader"], first["replicas"], first["isr"]) == (0, [0], [0])
+        monkeypatch.setattr(MemoryAdmin, "replicas", lambda self, topic: {})  # a broker that has not heard of it yet
+        first = memory.json("topics", "ls", "orders")["partitions"][0]
+        assert (first["leader"], first["replicas"], first["isr"]) == (None, [], [])
 
 
 def test_a_group_is_created_by_the_first_command_on_a_cluster() -> None:

@@ -136,8 +136,7 @@ def test_no_request_creates_a_topic(guarded: GuardedCluster, root: AdminClient, 
         assert (admin.partition_count(log), admin.settings(log)["retention.ms"]) == (3, "-1")
         with contextlib.suppress(MarshalError):
             admin.settings(f"missing-{group}")
-        with contextlib.suppress(KeyError):
-            admin.replicas(f"missing-{group}")
+        assert admin.replicas(f"missing-{group}") == {}
         root.delete_topics([log])[log].result(DEADLINE_S)
         wait_until(lambda: admin.partition_count(log) is None, DEADLINE_S, "it is deleted")
         assert marshal._context.coordination._producer.list_topics(log, timeout=DEADLINE_S).topics[log].error, (

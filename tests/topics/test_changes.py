@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import marshal_py
-from marshal_py.errors import AlreadyExists, BadRequest, InvalidOption, TopicMissing, TopicRefused
-from marshal_py.transport.memory import MemoryBroker, MemoryTransport
+from marshal_py.errors import AccessDenied, AlreadyExists, BadRequest, InvalidOption, TopicMissing, TopicRefused
+from marshal_py.transport.memory import MemoryAdmin, MemoryBroker, MemoryTransport
 
 
 @pytest.fixture
@@ -68,6 +68,21 @@ def test_wrong_changes(marshal: marshal_py.Marshal, call: Callable[[Any], Any], 
     with pytest.raises(error):
         call(marshal)
     assert marshal.topics() == ("orders",)
+
+
+def test_a_topic_that_may_not_grow_keeps_its_settings(
+    marshal: marshal_py.Marshal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The right to add partitions is another one than that to change settings."""
+    marshal.create_topic("orders", settings={"retention.ms": "60000"})
+
+    def refuse(self: MemoryAdmin, name: str, partitions: int, dry_run: bool) -> None:
+        raise AccessDenied("User:alice", "Alter", "topic", name)
+
+    monkeypatch.setattr(MemoryAdmin, "grow", refuse)
+    with pytest.raises(AccessDenied):
+        marshal.update_topic("orders", partitions=2, settings={"retention.ms": "1"})
+    assert marshal.topic("orders").info().settings["retention.ms"] == "60000"
 
 
 @pytest.mark.parametrize("name", ["__marshal", "__consumer_offsets", "__transaction_state"])
