@@ -6,10 +6,12 @@ admin/examination.py examines the cluster; `check` is for cron, Nagios, Promethe
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 import typer
@@ -24,7 +26,7 @@ from marshal_py.admin.views.group_info import Check, GroupCheck
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import prints
 from marshal_py.cli.options import ReadOptions, ReadTableOptions, check_topic_name, command
-from marshal_py.errors import ClusterError, MarshalError
+from marshal_py.errors import ClusterError, ClusterUnreachable, MarshalError
 from marshal_py.transport.dump import about
 
 EXAMPLE: Final = output.example("marshal doctor --bootstrap-servers localhost:9092")
@@ -130,14 +132,16 @@ def check(
     cluster does not answer, nobody has used the group, a limit cannot be compared, or the command line cannot be read;
     the line says why.
 
-    `--format prometheus` is for the textfile collector of node_exporter: write to a file beside it, then rename that.
+    `--timeout` is for the whole command. `--format prometheus` is for the textfile collector of node_exporter: write to
+    a file beside it, then rename that.
     """
     limits = Limits(lag, None if age is None else changes.seconds(age))
     form = "json" if options.as_json else form
     if form not in FORMS:
         raise typer.BadParameter(f"--format takes {', '.join(FORMS)}")
     try:
-        found = _look(options, group, limits)
+        with _within(options):
+            found = _look(options, group, limits)
     except MarshalError as error:
         name = "cluster" if isinstance(error, ClusterError) else "group"
         found = diagnosis.checked(group, [Check(name, "unknown", " ".join(str(error).split()))])
@@ -164,6 +168,26 @@ def say_unread(given: Sequence[str], error: str) -> int:
     form = (asked["form"] or "json") if asked else "text"
     found = diagnosis.checked(group, [Check("command line", "unknown", " ".join(error.split()))])
     return _say(found, Limits(), form)
+
+
+AGAIN_S: Final = 1.0  # between two alarms: code that goes on without an answer may have taken the first for one
+
+
+@contextmanager
+def _within(options: ReadOptions) -> Iterator[None]:
+    """Raises ClusterUnreachable in the block when --timeout is over: many requests, each in time, may take longer."""
+
+    def end(_number: int, _frame: object) -> None:
+        reason = f"--timeout {options.timeout:g} is over"
+        raise ClusterUnreachable(options.bootstrap_servers or "the cluster", "what `marshal check` asks for", reason)
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, options.timeout, AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _look(options: ReadOptions, group: str, limits: Limits) -> GroupCheck:

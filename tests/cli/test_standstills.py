@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -33,7 +35,7 @@ from marshal_py.protocol.wire.records import Leave, Topology
 from marshal_py.testing import MemoryCluster
 from marshal_py.testing.cluster import marshals_of
 from marshal_py.transport.clock import SystemClock
-from marshal_py.transport.memory import MemoryConnection, MemoryTransport
+from marshal_py.transport.memory import MemoryAdmin, MemoryConnection, MemoryTransport
 from tests.cli.shell import Shell
 from tests.support import wire
 from tests.support.written_log import WrittenLog
@@ -45,6 +47,7 @@ ENDED = "<its consumers have ended with GroupDeleted>"
 ENDED_TOO = "<its consumers have ended with GroupOpaque>"
 WORKS = "<the consumers that are there work>"
 BACKLOG = 3
+HANGS_S = 20.0
 
 
 class Scene(NamedTuple):
@@ -624,6 +627,26 @@ def test_every_view_looks_at_the_topics_alike(view: str, monkeypatch: pytest.Mon
     assert causes(GROUP) == []
     (said,) = causes("audit")
     assert "nowhere" in said or said in ("topic_gone", "missing topic")
+
+
+def test_a_check_takes_no_longer_than_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer comes in time, and there are many: the alarm ends the wait for the last of them."""
+
+    over = threading.Event()
+
+    def never(self: MemoryAdmin, topic: str) -> None:
+        over.wait(HANGS_S)
+
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 2)
+        _owner(cluster)
+        monkeypatch.setattr(options.CommonOptions, "transport", lambda _: MemoryTransport(cluster.broker))
+        monkeypatch.setattr(MemoryAdmin, "describe_topic", never)
+        monkeypatch.setattr(MemoryAdmin, "partition_count", lambda self, topic: 16)
+        found = Shell("none:1").run("check", GROUP, "--timeout", "0.5", "--json")
+        over.set()
+        assert (found.exit_code, "--timeout 0.5 is over" in found.stdout) == (3, True), found.output
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_a_cluster_that_hangs_is_what_the_connection_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
