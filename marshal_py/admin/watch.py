@@ -32,7 +32,7 @@ from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Heartbeat
 from marshal_py.transport.ports import TopicInfo
 
-RATE_RECORDS: Final = 16_384  # of all logs: they tell the speed well; busy ones may have many more in a minute
+RATE_RECORDS: Final = 4_096  # of all logs: of busy ones the rest of a minute is a look at a snapshot
 FINDINGS_MS: Final = 5_000  # why nobody consumes a group that did not change changes by silence alone
 ANSWER_S: Final = 5.0  # for the offsets of data partitions; then the last ones stay
 ENDS_MAX: Final = 2_000  # partitions per refresh: their answers take some 20 ms of a core
@@ -202,14 +202,12 @@ class Watch:
         """Reads what is new, and returns the time of the picture."""
         observer = self.observer
         assert observer is not None
-        if until_ms is None:
-            since_ms = (observer.as_of_ms if self._in_cluster else observer.newest_ms()) - WINDOW_MS
-        else:
-            since_ms = until_ms - WINDOW_MS
-        for judged in observer.read(self._group, since_ms=since_ms, records_max=RATE_RECORDS, until_ms=until_ms):
+        now_ms = until_ms if until_ms is not None else observer.as_of_ms if self._in_cluster else observer.newest_ms()
+        pace = self._looking.pace
+        for judged in observer.read(self._group, False, now_ms - WINDOW_MS, RATE_RECORDS, until_ms, pace.read):
             self._listen(judged)
-            self._read(observer, judged if not self._followed_ms else self._timed(observer, judged), since_ms)
-        self._looking.pace.catch_up()
+            self._read(observer, judged if not self._followed_ms else self._timed(observer, judged), now_ms)
+        pace.catch_up()
         if self._in_cluster:
             if not self._followed_ms and not self._states:  # from now on it counts
                 self._advisories = {log: Advisories(world) for log, world in observer.worlds.items()}
@@ -227,9 +225,9 @@ class Watch:
             observer.extended_ms[record.log, session] = observer.as_of_ms
         return Judged(record._replace(timestamp_ms=observer.as_of_ms), verdict)
 
-    def _read(self, observer: Observer, judged: Judged, since_ms: int) -> None:
+    def _read(self, observer: Observer, judged: Judged, now_ms: int) -> None:
         record, verdict = judged
-        self._looking.read(judged, since_ms)
+        self._looking.read(judged, now_ms)
         if record.timestamp_ms > self._newest_ms:
             self._newest_ms = record.timestamp_ms
         if self._states or (self._in_cluster and not self._followed_ms):

@@ -156,7 +156,7 @@ def _lag(
 
 WINDOW_MS: Final = 60_000  # long enough to even out batches, short enough to be current
 LOOK_MS: Final = 1_000  # so far apart looks the pace at a world: a look costs as much as some records
-SPARSE: Final = 8  # looks before the time of which speed counts are this part of the time until then apart
+SPARSE: Final = 8  # looks at the past are this part of its age apart
 SAMPLE_MS: Final = 5_000  # of the speed: 13 samples per partition, because there may be thousands of partitions
 
 
@@ -187,12 +187,12 @@ class Pace:
         self._due_ms: dict[int, int] = {}  # by log: when the next look is
         self._unseen: dict[int, tuple[World, int]] = {}  # by log: read since the last look, and the newest timestamp
 
-    def read(self, world: World, time_ms: int, since_ms: int = 0) -> None:
-        """Looks at a world, if it is time. `time_ms`: of the record that was folded last. `since_ms`: of which speed
-        counts; before it there are fewer looks."""
+    def read(self, world: World, time_ms: int, now_ms: int = 0) -> None:
+        """Looks at a world, if it is time. `time_ms`: of the record that was folded last. `now_ms`: long before it
+        there are fewer looks."""
         due_ms = self._due_ms.get(world.log)
         if due_ms is None or time_ms >= due_ms:
-            self._due_ms[world.log] = time_ms + max(LOOK_MS, (since_ms - time_ms) // SPARSE)
+            self._due_ms[world.log] = time_ms + max(LOOK_MS, (now_ms - time_ms) // SPARSE)
             self._unseen.pop(world.log, None)
             self._look(world, time_ms)
         else:

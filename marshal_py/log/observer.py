@@ -108,25 +108,34 @@ class Observer:
         since_ms: int | None = None,
         records_max: int | None = None,
         until_ms: int | None = None,
+        skip: Callable[[World, int], None] = lambda *_: None,
     ) -> Iterator[Judged]:
         """Yields the records of the group's log, or of all, to their ends now, each log in order, from the newest
         confirmed snapshot (N9). `since_ms` (since 1970) or, if fewer, `records_max` in all logs: from one that leaves
-        none of these out. `back`: every record there is. `until_ms`: only what was written by then. A second call
-        continues: iterate to the end. Raises HistoryTruncated (N10)."""
+        none of these out. If these are fewer, `skip` gets, before any record, the world of a snapshot soon after
+        `since_ms`, and its time. `back`: every record there is. `until_ms`: only what was written by then. A second
+        call continues: iterate to the end. Raises HistoryTruncated (N10)."""
         found = self._ends_of(group)
         if until_ms is not None:
             later = self.first_since(found, until_ms + 1)
             found = {log: Bounds(each.first, min(each.end, later[log])) for log, each in found.items()}
         fresh = [log for log in found if log not in self.worlds]
         first = {} if since_ms is None else self.first_since(fresh, since_ms)
+        skipped: dict[int, World] = {}
 
         def begin(log: int) -> None:
             at = first.get(log)
             if at is not None and records_max is not None:
                 at = max(at, found[log].end - records_max // len(fresh))
+                world = self._between(log, first[log], at, found[log].first) if first[log] < at else None
+                if world is not None:
+                    skipped[log] = world
             self._begin(log, found[log], back, at)
 
         _for_each(begin, fresh)
+        for log, world in sorted(skipped.items()):
+            for time_ms in self.times_of(log, [world.next_offset - 1]).values():
+                skip(world, time_ms)
         untouched, left = set(fresh), replay.ATTEMPTS
         while True:
             try:
@@ -216,6 +225,16 @@ class Observer:
         if replay.is_short(bounds):
             return iter([World(log, root)])
         return replay.bases(self._reader.log, log, root, bounds, bounds.end)
+
+    def _between(self, log: int, since: int, end: int, first: int) -> World | None:
+        """Returns the world of a snapshot soon after offset `since`, before `end`; None if there is none."""
+        bounds = Bounds(first, min(end, since + replay.SOON_RECORDS // 2))
+        with suppress(HistoryTruncated):
+            found = replay.bases(
+                self._reader.log, log, self._reader.root_of(log), bounds, bounds.end, bounds.end - since
+            )
+            return next((world for world in found if world.next_offset), None)
+        return None
 
     def _stretch(self, world: World, end: int) -> Iterator[Judged]:
         if world.next_offset >= end:

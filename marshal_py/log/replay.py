@@ -29,10 +29,11 @@ from marshal_py.protocol.wire.records import Genesis
 from marshal_py.transport.ports import Bounds, ClusterAdmin, CoordinationLog, LogRecord
 
 COLD_FOLD_RECORDS: Final = 4_096  # so many fold in less than 50 ms: looking for a snapshot would hardly be faster
-WINDOW_RECORDS: Final = 2_048  # in the first window; the next windows are each WINDOW_GROWTH times as wide
+WINDOW_RECORDS: Final = 512  # in the first window; the next windows are each WINDOW_GROWTH times as wide
 WINDOW_GROWTH: Final = 2
 WINDOW_RECORDS_MAX: Final = 32_768  # a store remembers STORED_MAX snapshots: a window should not hold more of them
 LOOK_BACK_RECORDS: Final = 300_000  # searched in a whole log: if clients write snapshots, one is among these records
+SOON_RECORDS: Final = 2_048  # after its checkpoint a snapshot is in the log; what lies so near is read together
 ATTEMPTS: Final = 5  # to read a log that is truncated at the same time, which happens seldom
 SILENCE_S: Final = 30.0  # without a record before a known end; then the cluster counts as unreachable
 
@@ -116,7 +117,7 @@ def open_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: 
     for left in reversed(range(ATTEMPTS)):
         if is_short(bounds):
             return World(number, root)
-        around = bounds if at is None else Bounds(bounds.first, min(bounds.end, at + WINDOW_RECORDS))
+        around = bounds if at is None else Bounds(bounds.first, min(bounds.end, at + SOON_RECORDS))
         look_back = None if bounds.first else LOOK_BACK_RECORDS
         try:
             return base_of(log, number, root, around, bounds.end if at is None else at, look_back)
@@ -176,7 +177,7 @@ def cut_of(log: CoordinationLog, number: int, root: Genesis | None, bounds: Boun
     """Returns the offset to delete below if all from `before` on must stay readable (N12): the newest confirmed
     snapshot's checkpoint at or below it, as nobody could fold what lies before; else the first offset."""
     # A snapshot comes soon after its checkpoint.
-    around = Bounds(bounds.first, min(bounds.end, before + WINDOW_RECORDS))
+    around = Bounds(bounds.first, min(bounds.end, before + SOON_RECORDS))
     world = next(bases(log, number, root, around, before), None)
     return bounds.first if world is None else max(bounds.first, world.began_at)
 
@@ -190,7 +191,7 @@ def records_at(log: CoordinationLog, number: int, offsets: Iterable[int]) -> dic
     """Reads single records of a log again, those that lie near each other together. Deleted ones are left out."""
     first, found, wanted = log.bounds(number, SILENCE_S).first, dict[int, LogRecord](), sorted(set(offsets))
     while wanted := [offset for offset in wanted if offset >= first]:
-        near = [offset for offset in wanted if offset < wanted[0] + WINDOW_RECORDS]
+        near = [offset for offset in wanted if offset < wanted[0] + SOON_RECORDS]
         try:
             for records in log.read(number, near[0], near[-1] + 1, SILENCE_S):
                 found |= {record.offset: record for record in records if record.offset in near}

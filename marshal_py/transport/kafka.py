@@ -60,6 +60,7 @@ LEARN_TIMEOUT_S: Final = 3.0  # before the first log is followed; afterwards lib
 FLUSH_POLL_S: Final = 0.05  # how often `close` checks whether everything is written
 READ_POLL_S: Final = 0.1  # `read` returns from C this often, so that Ctrl-C can take effect
 
+IDLE_S: Final = 5.0  # what reads pieces of a log reads the next one sooner
 LISTEN_S: Final = 1.0  # how often the client for requests is polled for its events
 DENIED_RETRY_S: Final = 1.0  # a reader that was denied a partition tries again after this
 SIZE: Final = "Size"  # a kind of refusal; writing smaller records does not clear it
@@ -107,6 +108,7 @@ class KafkaLog:
         self._gather = self._gathers = False  # asked for, and done by the client that reads
         self._next_consumer: Future[Consumer] | None = None  # connects already, and will read instead
         self._consumer = settings.create_client(Consumer, self._reader)
+        self._idle: deque[tuple[Consumer, float]] = deque()  # clients that a `read` has left for the next one, and when
         self._requester = requester
         requester.join()
         self._writer = {**settings.log_writer(given, client_id), "error_cb": self._errors.on_error}
@@ -236,6 +238,8 @@ class KafkaLog:
         if now_s >= self._listen_s:
             self._listen_s = now_s + LISTEN_S
             self._requester.client().listen()  # otherwise its events would pile up
+            if self._idle and self._idle[0][1] < now_s - IDLE_S:
+                _in_thread(lambda: self._close_idle(now_s - IDLE_S))
         for log, (at, answer) in [*self._bounds_asked.items()]:
             if answer.done():
                 self._bounds_asked.pop(log, None)
@@ -279,10 +283,12 @@ class KafkaLog:
 
     def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
         # It uses a client of its own, so that the followed logs are not disturbed and any thread may read.
-        consumer = settings.create_client(Consumer, self._reader)
+        idle, finished = self._take_idle(), False
+        consumer = idle or settings.create_client(Consumer, self._reader)
         try:
-            # As in KafkaSource.learn_leaders: an assignment of an unknown topic waits for librdkafka's next look.
-            metadata(consumer, self.topic, timeout_s)
+            if idle is None:
+                # As in KafkaSource.learn_leaders: an assignment of an unknown topic waits for librdkafka's next look.
+                metadata(consumer, self.topic, timeout_s)
             consumer.assign([KafkaPartition(self.topic, log, start)])
             at, deadline = start, time.monotonic() + timeout_s
             while at < end:
@@ -295,11 +301,29 @@ class KafkaLog:
                 elif self._closed or time.monotonic() >= deadline:
                     reason = "the connection was closed" if self._closed else self._errors.reason("nothing came")
                     raise ClusterUnreachable(self._servers, f"offset {at} of coordination partition {log}", reason)
+            consumer.unassign()
+            finished = True
         except KafkaException as error:
             reason = self._errors.reason(str(error.args[0]))
             raise ClusterUnreachable(self._servers, f"metadata of {self.topic}", reason) from error
         finally:
-            consumer.close()
+            if finished:
+                self._idle.append((consumer, time.monotonic()))
+            else:
+                consumer.close()
+            if self._closed:
+                self._close_idle()
+
+    def _take_idle(self) -> Consumer | None:
+        with contextlib.suppress(IndexError):  # there is none, or another thread has taken it
+            return self._idle.pop()[0]
+        return None
+
+    def _close_idle(self, before_s: float = math.inf) -> None:
+        """Closes the clients that `read` has not needed since `before_s`."""
+        with contextlib.suppress(IndexError):  # other threads take some
+            while self._idle[0][1] < before_s:
+                self._idle.popleft()[0].close()
 
     def _record(self, message: Message, log: int, at: int) -> LogRecord | None:
         """Returns what a message says; None for an error that is about the group, which librdkafka looks up though a
@@ -376,6 +400,7 @@ class KafkaLog:
             closed, self._closed = self._closed, True
             if not closed:
                 self._consumer.close()
+                self._close_idle()
                 if self._next_consumer is not None:
                     self._next_consumer.add_done_callback(_close)
         with self._producer_lock:

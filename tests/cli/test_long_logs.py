@@ -12,6 +12,7 @@ from marshal_py.cli.explain import _cut
 from marshal_py.history.explain import Cut
 from marshal_py.log import observer as observing
 from marshal_py.log import replay
+from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.records import Evict
 from tests.cli.shell import Shell
 from tests.log.test_looking_back import Life, observer
@@ -179,3 +180,25 @@ def test_lag_reads_no_more_than_a_speed_needs(tmp_path: Path) -> None:
     with observer(life.dump(tmp_path / "dump")) as looking:
         began = min(one.record.offset for one in looking.read(since_ms=0, records_max=100))
         assert began == life.snapshots[1]
+
+
+def test_of_what_it_leaves_out_it_looks_at_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it knows where positions stood, though it folds nothing from there on. Where all is read, it does not."""
+    monkeypatch.setattr(replay, "SOON_RECORDS", 300)
+    life = Life(3)
+    looks = list[tuple[int, int, int]]()
+
+    def look(world: World, time_ms: int) -> None:
+        looks.append((world.next_offset, time_ms, sum(one.position for one in world.groups[GROUP].claims.values())))
+
+    since_ms = BEGIN_MS + (life.snapshots[0] - 5) * STEP_MS
+    with observer(life.dump(tmp_path / "dump")) as looking:
+        now = list(looking.read(since_ms=since_ms, records_max=8, skip=look))
+        assert [one.record.offset for one in now] == list(range(life.snapshots[2], life.end))
+        ((at, time_ms, positions),) = looks
+        assert (at, time_ms) == (life.snapshots[1], BEGIN_MS + (at - 1) * STEP_MS)
+        assert positions < sum(one.position for one in looking.worlds[0].groups[GROUP].claims.values())
+    for records_max, since in ((10_000, since_ms), (8, BEGIN_MS + life.end * STEP_MS)):
+        with observer(life.dump(tmp_path / "dump")) as looking:
+            list(looking.read(since_ms=since, records_max=records_max, skip=look))
+    assert len(looks) == 1

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from marshal_py.errors import ClusterUnreachable
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.transport import kafka_admin, settings
+from marshal_py.transport import kafka, kafka_admin, settings
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_admin import SharedRequester, ask_any_broker, list_bounds
@@ -157,6 +157,38 @@ def test_all_parts_of_a_connection_share_one_client(brokers: Broker, monkeypatch
     other.close()
     assert transport._requester._client is None
     assert log.append(0, b"k", b"v") is False, "a closed log makes no new client"
+
+
+def test_pieces_of_a_log_are_read_by_one_client(brokers: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To connect costs more than to read some hundred records. A client that nobody needs for a while is closed."""
+    log = KafkaTransport(brokers.bootstrap_servers, DEADLINE_S).log(LOG, "c")
+    for number in range(30):
+        assert log.append(0, b"k", b"%d" % number)
+    until(lambda: (log.poll(0.0), log.bounds(0, DEADLINE_S).end == 30)[1], "all are written")
+    made: list[Any] = []
+    create = settings.create_client
+
+    def count(kind: Callable[[dict[str, Any]], Any], configuration: Mapping[str, Any]) -> Any:
+        made.append(create(kind, configuration))
+        return made[-1]
+
+    def read(start: int) -> Iterator[tuple[int, bytes | None]]:
+        for piece in log.read(0, start, start + 5, DEADLINE_S):
+            yield from ((one.offset, one.value) for one in piece)
+
+    monkeypatch.setattr(settings, "create_client", count)
+    for at in (20, 0, 10):
+        assert list(read(at))[:5] == [(at + each, b"%d" % (at + each)) for each in range(5)]
+    assert len(made) == 1
+    left = read(5)
+    assert next(left) == (5, b"5")
+    assert next(read(7)) == (7, b"7"), "at the same time"
+    assert [next(left), len(made)] == [(6, b"6"), 2]
+    list(left)
+    assert len(log._idle) == 1, "that which read to its end; the other one was closed"
+    monkeypatch.setattr(kafka, "IDLE_S", 0.0)
+    until(lambda: (log.poll(0.0), not log._idle)[1], "it is closed")
+    log.close(0.0)
 
 
 def test_a_coordinator_that_has_just_been_elected_is_asked_again() -> None:

@@ -238,11 +238,11 @@ class Looking:
         self._first_ms: dict[int, int] = {}  # by log: timestamp of the first record that was read
         self._died_ms: dict[str, dict[int, int]] = {}  # by group and session
 
-    def read(self, judged: Judged, since_ms: int) -> None:
-        """`since_ms`: of which speed counts."""
+    def read(self, judged: Judged, now_ms: int) -> None:
+        """`now_ms`: of which the picture will be."""
         record, verdict = judged
         log, noted = record.log, verdict.record
-        self.pace.read(self._observer.worlds[log], record.timestamp_ms, since_ms)
+        self.pace.read(self._observer.worlds[log], record.timestamp_ms, now_ms)
         if log not in self._first_ms:
             self._first_ms[log] = record.timestamp_ms
         if type(noted) is Heartbeat and noted.pause is None:
