@@ -452,11 +452,12 @@ class Context:
     monotonic: Callable[[], float] = time.monotonic  # seconds, by which calls wait
     new_worker: Callable[[str], Tasks] = Worker  # name -> what runs tasks that wait for the cluster
     logger: logging.Logger = LOGGER
+    new_lock: Callable[[], Any] = threading.RLock
 
     def __post_init__(self) -> None:
-        lock = threading.RLock()
+        lock = self.new_lock()
         self.lock: AbstractContextManager[object] = lock
-        self._held: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]  # as threading.Condition asks it
+        self._held: Callable[[], bool] = lock._is_owned  # as threading.Condition asks it
         self.outbox: Outbox = Outbox(self.coordination, self._held)
         self._changes = Changes(lock, self.outbox)
         self.changed: threading.Condition = self._changes

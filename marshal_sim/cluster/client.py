@@ -8,6 +8,7 @@ when it is due, and notes for the auditor what can be seen from outside.
 
 from __future__ import annotations
 
+import threading
 from copy import deepcopy
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ from marshal_sim.cluster.calls import HandlerCall
 from marshal_sim.cluster.clock import MachineClock
 from marshal_sim.cluster.environment import ClientEnvironment
 from marshal_sim.cluster.front import Front
+from marshal_sim.cluster.locks import Locks
 from marshal_sim.cluster.ports import (
     SERVERS,
     SILENT,
@@ -115,6 +117,9 @@ class Client(Process):
         """Makes what `connect` makes, over this process's ports."""
         self.log_port: SimulatedLog = SimulatedLog(self)
         self.callbacks: SimulatedCallbacks = SimulatedCallbacks(self)
+        self.locks: Locks | None = None
+        if self.environment.locks and not self.plans:
+            self.locks = Locks(self.environment, self, lambda: self.driver is not None and self.driver.ended)
         self.context: Context = Context(
             self.log_port,
             SimulatedAdmin(self, self._heard),  # type: ignore[arg-type]  # the part of it that consumers call
@@ -127,6 +132,7 @@ class Client(Process):
             lambda: self.now().mono_ms / 1000,
             lambda name: SimulatedWorker(self),
             ClientLogger("simulated", SILENT.level),
+            threading.RLock if self.locks is None else self.locks.new,
         )
         self.turn: Turn = Turn(self.context, self)
         logs, every_ms = SimulatedLogs(self, self.turn), TRUNCATE_INTERVALS * self.options.interval_ms
@@ -156,7 +162,7 @@ class Client(Process):
             lambda: {member.session},
             plans=self.plans,
         )
-        self.front: Front = Front(self, self.context, self.source, self.options.interval_ms)
+        self.front: Front = Front(self, self.context, self.source, self.options.interval_ms, self.locks)
         self.ending: Ending = Ending(self.context, driver, driver.queue.close)
         self.ending.fronts += 1  # the simulator holds it, so that nobody drops it
         if isinstance(driver.queue, DeliveryQueue):
@@ -374,6 +380,8 @@ class Client(Process):
             self.user.go_on()
         if driver.ended:
             if not self.dead:
+                if self.user is not None:
+                    self.user.consumer_ended()
                 self.callbacks.close(0.0)
                 environment.evidence.known_claims[self.number] = frozenset()  # it has ended, and so have its claims
                 self.dead = True

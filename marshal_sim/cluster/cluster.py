@@ -28,7 +28,7 @@ from marshal_sim.cluster.client import DELIVERIES_MAX, METADATA_MS, Client
 from marshal_sim.cluster.clock import MachineClock
 from marshal_sim.cluster.dump_state import DumpState
 from marshal_sim.cluster.faults import BROKER_RATE_PPM_MAX, RATE_PPM_MAX, NetworkFaults
-from marshal_sim.cluster.process import Process, Step
+from marshal_sim.cluster.process import Process, Step, ThreadGone
 from marshal_sim.cluster.query import Checkpoint, Query
 from marshal_sim.cluster.scenario import GroupPlan, Scenario
 from marshal_sim.cluster.trace import Trace
@@ -71,6 +71,8 @@ class Cluster:
         self.answers: bool = "answers" in scenario.kinds
         self.calls: bool = "calls" in scenario.kinds
         self.cancels: bool = "cancels" in scenario.kinds
+        self.locks: bool = "locks" in scenario.kinds
+        self.stopped_threads: int = 0  # where they have left a lock
         self.lanes: bool = "lanes" in scenario.kinds
         self.start_latest: bool = scenario.start_latest
         self.checkpoints: dict[str, Checkpoint] = {}  # of the clients that are streaming queries, by client id
@@ -83,7 +85,7 @@ class Cluster:
         self.damaged: set[str] = set()  # groups whose log, or whose records in it, no client can read any more
         self.modes: dict[str, int] = {group.name: group.mode for group in scenario.groups}  # as operators know them
         self._heap: list[tuple[int, int, Process | None, Step, Any]] = []
-        self._number = 0
+        self._end_ms = self._number = 0
         self._trace = Trace()
         self.broker.on_append = self._appended
         self._root: tuple[bytes, int] | None = None  # of a dump, whose log 0 may begin after it
@@ -119,6 +121,19 @@ class Cluster:
         heapq.heappush(self._heap, (self.now_ms + delay_ms, self._number, who, step, argument))
 
     def run_until(self, end_ms: int) -> None:
+        self._end_ms = end_ms
+        self._run_until(end_ms)
+
+    def go_on_for(self, stopped_ms: int, who: Process) -> None:
+        """Lets everything go on while a thread of `who`, which calls this, is stopped, with its whole process for
+        longer, and until `run_until` ends at most."""
+        self.stopped_threads += 1
+        self._run_until(min(self._end_ms, self.now_ms + stopped_ms))
+        while who.frozen and not who.dead and self._heap and self._heap[0][0] <= self._end_ms:
+            self._run_until(self._heap[0][0])
+        self.stopped_threads -= 1
+
+    def _run_until(self, end_ms: int) -> None:
         heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= end_ms:
             self.now_ms, _, who, step, argument = pop(heap)
@@ -129,10 +144,13 @@ class Cluster:
                     who.held_steps.append((step, argument))
                     continue
             self.events += 1
-            step(argument)
+            try:
+                step(argument)
+            except ThreadGone:  # of a process that is dead
+                continue
             if self.events > EVENTS_MAX:
                 raise Runaway(f"{EVENTS_MAX} events by {self.now_ms} ms")
-        self.now_ms = end_ms
+        self.now_ms = max(end_ms, self.now_ms)  # a thread that was stopped meanwhile may have waited longer
 
     # --- what happened
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from marshal_py.errors import MarshalError
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_sim.cluster.process import Environment
+from marshal_sim.cluster.process import Environment, Process
 from marshal_sim.judge.evidence import Delivery, Evidence
 
 
@@ -21,8 +21,11 @@ class ClientEnvironment(Environment, Protocol):
     answers: bool
     calls: bool
     cancels: bool
+    locks: bool
+    stopped_threads: int
     lanes: bool
 
+    def go_on_for(self, stopped_ms: int, who: Process) -> None: ...
     def handler_ms(self, place: TopicPartition) -> int: ...
     def delivered(self, delivery: Delivery) -> None: ...
     def client_ended(self, client: Any, reason: MarshalError | None) -> None: ...

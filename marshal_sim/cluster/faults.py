@@ -79,15 +79,17 @@ DATA_KINDS: Final = ("retention", "recreate_topic")
 # stop, drain and close, from other threads and amid a stop or drain, and cancel calls that wait; and a thread may be
 # stopped while the rest of its process goes on. `cancels`, one too: a call may be cancelled at each of its waits, and
 # the user makes it again at once. `behind`, one too: consumers release partitions on which they fall behind (D16).
-# `lanes`, one too: half of the consumers handle messages by `process`.
+# `lanes`, one too: half of the consumers handle messages by `process`. `locks`, one too: a thread may be stopped where
+# it leaves a lock (locks.py).
 ASKED_KINDS: Final = ("witness",)
-ASKED_RUN_KINDS: Final = ("answers", "behind", "calls", "cancels", "lanes")
+ASKED_RUN_KINDS: Final = ("answers", "behind", "calls", "cancels", "lanes", "locks")
 # One seed of so many has it.
 DRAWN_RUN_KINDS: Final = {
     "calls": 4,
     "cancels": 16,
     "answers": 5,
     "lanes": 7,
+    "locks": 11,
     "keys": 6,
     "retention": 9,
     "recreate_topic": 12,
@@ -180,6 +182,7 @@ class NetworkFaults:
         self.late_refusal: float = self._chance(rng, kinds, "late_refusal", 0.2)
         self.stop_thread: float = self._chance(rng, kinds, "calls", 0.1)
         self.cancel: float = self._chance(rng, kinds, "cancels", 0.3)
+        self.stop_at_lock: float = self._chance(rng, kinds, "locks", 0.1)
         self.thread_ms_max: int = interval_ms
         self.refusal_ms_max: int = 4 * interval_ms
         self.latency_ms = (1, 2, 5, 20)[int(rng.random() * 4)]
@@ -195,6 +198,7 @@ class NetworkFaults:
     def heal(self) -> None:
         self.delay = self.reorder = self.duplicate = self.drop = self.retry = self.partial = 0.0
         self.stop_step = self.stop_gate = self.late_refusal = self.stop_thread = self.cancel = 0.0
+        self.stop_at_lock = 0.0
         self.stormy = False
         for land in self.in_flight:  # what the network still holds arrives now: late records are faults too
             land()
@@ -270,6 +274,13 @@ class NetworkFaults:
             return False
         self.faults += 1
         return True
+
+    def lock_ms(self) -> int:
+        """Draws how many ms a thread of the user stops where it has left a lock. It is mostly 0."""
+        if not self.stop_at_lock or self._rng.random() >= self.stop_at_lock:
+            return 0
+        self.faults += 1
+        return spread(self._rng, 1, self.thread_ms_max)
 
     def gate_ms(self) -> int:
         """Draws how many ms a process stops between `Member.may_deliver` and the call of the handler. It is mostly 0

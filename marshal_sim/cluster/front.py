@@ -18,6 +18,7 @@ from marshal_py.client.connection import Change, Context, PollAhead, Wait
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.errors import MarshalError
 from marshal_sim.cluster.busy_loops import BusyLoop
+from marshal_sim.cluster.locks import Locks
 from marshal_sim.cluster.process import Process
 from marshal_sim.cluster.source import SimulatedSource
 
@@ -48,8 +49,10 @@ class Call:
 class Front:
     """Runs the calls of one consumer's user, any number at a time: each stands for a thread of the program."""
 
-    def __init__(self, process: Process, context: Context, source: SimulatedSource, interval_ms: int) -> None:
-        self._process, self._context, self._source = process, context, source
+    def __init__(
+        self, process: Process, context: Context, source: SimulatedSource, interval_ms: int, locks: Locks | None
+    ) -> None:
+        self._process, self._context, self._source, self._locks = process, context, source, locks
         self._idle_ms = interval_ms // SLICES
         self._waiting: list[Call] = []
         self._woken = False
@@ -73,7 +76,8 @@ class Front:
         """Continues a call with the result of its wait, until it waits again or ends."""
         for _ in range(WAITS_AT_ONCE_MAX):
             try:
-                wait = call.steps.send(result)
+                send, locks = call.steps.send, self._locks
+                wait = send(result) if locks is None else locks.run(send, result)
             except StopIteration as end:
                 call.ended(end.value, None)
                 return

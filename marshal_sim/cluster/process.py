@@ -47,6 +47,10 @@ class Environment(Protocol):
     def begins_late(self, who: Process) -> bool: ...
 
 
+class ThreadGone(BaseException):
+    """Ends what a thread does that was stopped when its process died. No `except Exception` of the client meets it."""
+
+
 class InFlightRecord:
     """A record on its way to the log."""
 

@@ -31,6 +31,7 @@ TOPICS: Final = ("orders", "bills")
 NOT_INHERITED: Final = frozenset({"logs", "genesis_race", "recreate", "recreate_topic", "truncation", "compaction"})
 # A clone of a machine has what waits in lanes; the simulated one begins its calls again, and would have none of it.
 NOT_IN_LANES: Final = frozenset({"twin"})
+NOT_AT_LOCKS: Final = frozenset({"twin"})  # nor of what a thread has taken that is stopped where it has left a lock
 # Faults after which a group's settings, or the numbers of its members, no longer cover all partitions.
 NOT_RESTRICTED: Final = frozenset({"grow", "shrink"})
 
@@ -50,7 +51,7 @@ class Options(NamedTuple):
     witnesses: int = 0  # 1: clients have witnesses that publish their last wills (T19)
     answers: int = 0  # 1: handlers give messages back and end them, and there is a dead-letter topic (D14, D15)
     calls: int = 0  # 1: users make all other calls, too, from other threads, which may be stopped alone
-    turns: int = 0  # 1: calls are cancelled at any of their waits, too; with `calls`
+    turns: int = 0  # 1: `calls`, which are cancelled at any of their waits, and stop where they leave a lock
     lanes: int = 0  # 1: half of the consumers handle messages by `process`
     behind: int = 0  # 1: groups are greedy, and consumers release partitions on which they fall behind (D16)
     queries: int = 0  # so many of the first clients are streaming queries, in at-least-once mode
@@ -110,7 +111,8 @@ def draw(rng: Random, options: Options) -> Scenario:
     kinds = kinds | {"witness"} if options.witnesses else kinds
     kinds = kinds | {"answers"} if options.answers else kinds
     kinds = kinds | {"calls"} if options.calls or options.turns else kinds
-    kinds = kinds | {"cancels"} if options.turns else kinds
+    kinds = kinds | {"cancels", "locks"} if options.turns else kinds
+    kinds = kinds - NOT_AT_LOCKS if "locks" in kinds else kinds
     kinds = (kinds | {"lanes"}) - NOT_IN_LANES if options.lanes or "lanes" in kinds else kinds
     kinds = kinds | {"behind"} if options.behind else kinds
     kinds = kinds if VERIFIES else kinds - {"keys"}

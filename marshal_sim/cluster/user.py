@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final
 
 from marshal_py.client.delivery.buffers import Reserved
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.membership import Ending, Membership
 from marshal_py.client.messages.answers import Letter
@@ -65,6 +66,10 @@ class User:
         self._member = driver.member
         self._options = driver.member.options
         self._at_most_once: bool = self._receiving.queue.at_most_once
+        # Of the newest fetch: when it looked at the gates, how much of the log was read, and the instance.
+        self._taken: tuple[int, int, bytes] | None = None
+        if environment.locks:
+            self._note_gates(self._receiving.queue)
         self.running: dict[int, HandlerCall] = {}
         self.letters: list[tuple[DeadLetter, Letter]] = []  # posted, and not known to be written
         self._number = self._lists = 0
@@ -116,13 +121,26 @@ class User:
             demand = receiving.consuming(asked)
         self.front.begin(receiving.iterate(demand), self._iterated, self._reserved, self._cancelled)
 
+    def _note_gates(self, queue: DeliveryQueue) -> None:
+        """Has the queue note when a fetch takes messages: its thread may be stopped before it returns them."""
+        take = queue.take
+
+        def taken(*arguments: Any) -> Any:
+            self._taken = self.environment.now_ms, self.process.world.next_offset, self._member.newest_instance
+            return take(*arguments)
+
+        queue.take = taken  # type: ignore[assignment, method-assign]
+
     def _fetched(self, batch: Any, error: MarshalError | None) -> None:
         self._returns()
         if error is not None:
             self._end(error)
             return
         for message in batch:  # all of them were delivered when the call returned
-            self._begin_handler(HandlerCall(message, self._delivery_of(message)))
+            delivery = self._delivery_of(message)
+            if self._taken is not None:
+                delivery.gate_ms, delivery.read_to, delivery.instance = self._taken
+            self._begin_handler(HandlerCall(message, delivery))
         self.go_on()
 
     def _reserved(self, iteration: Call, reserved: Reserved) -> None:
@@ -338,6 +356,13 @@ class User:
         self._begin_handlers(calls)
         self.go_on()
         self.process.ran()
+
+    def consumer_ended(self) -> None:
+        """Notes the delivery of a message whose thread is stopped: it goes on after the end of the consumer. In
+        at-least-once mode the message comes again elsewhere."""
+        if self.held is not None and self._at_most_once:
+            self.held.delivery.begin_ms = self.environment.now_ms
+            self.environment.delivered(self.held.delivery)
 
     # --- handlers
 

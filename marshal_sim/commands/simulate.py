@@ -103,7 +103,7 @@ def simulate(
         bool, typer.Option("--lanes", help="Half of the consumers handle messages by `process`. Not --scenario.")
     ] = False,
     turns: Annotated[
-        bool, typer.Option("--turns", help="As --calls, and calls are cancelled at any wait. Not --scenario.")
+        bool, typer.Option("--turns", help="--calls that are cancelled at any wait, and stop at locks. Not --scenario.")
     ] = False,
     processes: seeds.Processes = None,
     spark: Annotated[bool, typer.Option("--spark", help="Run --seeds on Spark instead of in processes here.")] = False,

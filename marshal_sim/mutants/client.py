@@ -564,6 +564,27 @@ def c42() -> list[Patch]:
     return [(Message, "_acked", once)]
 
 
+def c43() -> list[Patch]:
+    suffices, take = DeliveryQueue.suffices, DeliveryQueue.take
+    seen: dict[DeliveryQueue, list[Buffer]] = {}
+
+    def looks(self: DeliveryQueue, min_messages: int, max_bytes: int | None) -> bool:
+        seen[self] = [buffer for buffer in self.buffers.values() if not buffer.paused_by_user]
+        return suffices(self, min_messages, max_bytes)
+
+    def as_seen(self: DeliveryQueue, max_messages: int, max_bytes: int | None, now: Instant) -> Any:
+        """Takes of the partitions that were not paused when it looked."""
+        paused = [buffer for buffer in self.buffers.values() if buffer.paused_by_user and buffer in seen[self]]
+        for buffer in paused:
+            buffer.paused_by_user = False
+        taken = take(self, max_messages, max_bytes, now)
+        for buffer in paused:
+            buffer.paused_by_user = True
+        return taken
+
+    return [(DeliveryQueue, "suffices", looks), (DeliveryQueue, "take", as_seen)]
+
+
 _AMO: Final = {"mode": AT_MOST_ONCE}
 _SPREAD: Final = {"clients": 4, "partitions": 24, "interval_ms": 1_000, "intervals": 8}  # many claims, over many ticks
 _ALO: Final = {"mode": AT_LEAST_ONCE}
@@ -632,4 +653,5 @@ PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...],
     ("C40", "a fetch waits once it has taken, and loses that if it is cancelled", c40, ("cancels",), _ALO),
     ("C41", "a look that is cancelled loses what had come", c41, ("cancels",), _ALO),
     ("C42", "a double_ack of what is acked does not wait", c42, ("calls", "cancels", "crash", "outage_writes"), _ALO),
+    ("C43", "a fetch delivers what was paused since it looked", c43, ("calls", "locks"), _FAST),
 )
