@@ -30,6 +30,7 @@ from tests.support.client_fixtures import (
 )
 
 AGAIN_S = 2.0  # of the process's time
+WEAK = ("_weakrefset.py", "/weakref.py")  # the files of the callbacks of weak references
 INTERRUPTS = 100  # one in four hit the instruction between a lock and its `try`
 
 
@@ -57,7 +58,7 @@ def interruptible() -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         code = None if frame is None else frame.f_code
         # What is raised in the callback of a weak reference, or in Hypothesis's of the garbage collector, is swallowed.
-        if code is not None and (code.co_filename.endswith("_weakrefset.py") or code.co_name == "gc_callback"):
+        if code is not None and (code.co_filename.endswith(WEAK) or code.co_name == "gc_callback"):
             signal.setitimer(signal.ITIMER_VIRTUAL, 0.0001, AGAIN_S)
             return
         raise Interrupted
