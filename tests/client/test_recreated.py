@@ -267,15 +267,16 @@ def test_a_refusal_of_a_partition_that_is_held_back_loses_nothing(memory: Memory
         collect(consumer, 3)
         tp, driver = TopicPartition(topic, 0), consumer._driver
         consumer.pause([tp])
-        for position in (3, 8):
-            with marshal._context.lock:
-                driver.refused_positions[tp] = OutOfRange(tp, position, driver.source.round(tp))
-            driver.submit("a refusal", driver._check_refused)
-            until(lambda: not driver.refused_positions, "the refusal is looked at")
-            memory.fill(topic, 0, 5, first=position)
-            assert not consumer.fetch(1, expires_s=0.0)
+        memory.fill(topic, 0, 10, first=3)
+        memory.truncate(topic, 0, 10)
+        with marshal._context.lock:
+            driver.refused_positions[tp] = OutOfRange(tp, 8, driver.source.round(tp))
+        driver.submit("a refusal", driver._check_refused)
+        until(lambda: not driver.refused_positions, "the refusal is looked at")
+        assert not consumer.fetch(1, expires_s=0.0)
         consumer.resume([tp])
-        assert [message.offset for message in collect(consumer, 10)] == [*range(3, 13)]
+        assert [message.offset for message in collect(consumer, 3)] == [*range(10, 13)]
+        assert [(event.offset, event.to) for event in consumer.events() if event.kind == "offset_lost"] == [(3, 10)]
 
 
 def test_from_no_id_to_an_id_takes_no_pause(memory: MemoryTestCluster) -> None:

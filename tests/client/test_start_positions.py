@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from marshal_py.errors import InvalidOption, MarshalError, MembersAlive, Positio
 from marshal_py.protocol.member import member_state
 from marshal_py.protocol.wire.identity import Instant
 from marshal_py.protocol.wire.records import Note
+from marshal_py.transport.memory import MemoryAdmin
 from tests.support.client_fixtures import (
     DEADLINE_S,
     MemoryTestCluster,
@@ -342,6 +344,38 @@ def test_without_ids_a_recreated_data_topic_is_not_read_again_in_silence(memory:
         (text,) = until(parked, "it is parked")
         assert "PositionBeyondEnd" in text
         assert "position 5, end 2" in text
+
+
+def test_a_partition_that_grows_over_a_refused_position_is_not_read_on_in_silence(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D6: the cluster says where the partition ends after it has refused the position. Found by the simulator: what
+    had been written below the position by then was skipped."""
+    memory.broker.tells_ids = False
+    topic = memory.topic()
+    memory.fill(topic, 0, 5)
+    bounds, grown = MemoryAdmin.bounds, list[str]()
+
+    def later(self: MemoryAdmin, *arguments: Any, **options: Any) -> Any:
+        if not grown:
+            grown.append(topic)
+            memory.fill(topic, 0, 6)
+        return bounds(self, *arguments, **options)
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        collect(consumer, 5)
+        monkeypatch.setattr(MemoryAdmin, "bounds", later)
+        with memory.broker.lock:
+            memory.broker.delete_topic(topic)
+            memory.broker.create_topic(topic, 1)
+
+        def parked() -> list[str]:
+            assert not consumer.fetch(10, min_messages=10, expires_s=0.1)
+            return [event.text for event in consumer.events() if event.kind == "parked"]
+
+        (text,) = until(parked, "it is parked")
+        assert text.startswith("PartitionTruncated: ")
+        assert "(position 5 was beyond the end, which is 6 now)" in text
 
 
 def test_accepted_positions_are_mirrored(cluster: TestCluster) -> None:

@@ -676,9 +676,9 @@ class ConsumerDriver:
         self.began_at_end.add(tp)
 
     def _check_refused(self) -> TaskSteps:
-        """Asks for the bounds of partitions with a refused position (D6): below, it moves to the beginning; beyond, or
-        truncated, the partition is parked. The topic's id comes first: it may be recreated (D10). Without an answer it
-        asks later."""
+        """Asks for the bounds of partitions with a refused position (D6): below, it moves to the beginning; else it is
+        or was beyond the end, and the partition is parked. The topic's id comes first: it may be recreated (D10).
+        Without an answer it asks later."""
         failed: ClusterError | None = None
         with self.context.lock:
             asked = list(self.refused_positions.values())
@@ -710,6 +710,8 @@ class ConsumerDriver:
                 self.park(tp, records.TRUNCATED, truncated)
             elif position > end:
                 self.park(tp, records.BEYOND_END, records.beyond_end(position, end))
+            elif position >= first:  # a beginning never falls: it was beyond the end, and others have its offsets (D6)
+                self.park(tp, records.TRUNCATED, records.grown_over(position, end))
             elif (ended := self.queue.restart(tp, first)) < first:
                 self.member.note("offset_lost", tp, ended, first)
                 self.step(self.context.clock.now())

@@ -428,6 +428,11 @@ def beyond_end(position: int, end: int) -> str:
     return f"position {position}, end {end}"
 
 
+def grown_over(position: int, end: int) -> str:
+    """Returns the `detail` for a partition whose end was below its position, and is not any more."""
+    return f"position {position} was beyond the end, which is {end} now"
+
+
 def parked_text(group: str, tp: TopicPartition, reason: str, detail: str = "") -> str:
     """Returns, for people, why a partition is parked and what to do, as `parked_error` does."""
     return f"{reason}: {parked_error(group, tp, reason, detail=detail)}"
