@@ -33,13 +33,14 @@ class Assignment:
     """One assignment of one partition. `reached`: the next offset to fetch."""
 
     __slots__ = (
-        "failures", "has_received", "paused", "paused_in_client", "reached", "reached_before", "round", "state",
-        "tried_ms",
+        "failures", "has_received", "leader_epoch", "paused", "paused_in_client", "reached", "reached_before", "round",
+        "state", "tried_ms",
     )  # fmt: skip
 
     def __init__(self, round_: int, position: int) -> None:
         self.round: int = round_
         self.reached: int = position
+        self.leader_epoch: int = -1  # in which the message just below `reached` was written; -1: unknown
         self.reached_before: int = -1  # at the last look of `is_quiet`
         self.state: State = State.FETCHING
         self.paused: bool = False  # wanted by the caller
@@ -52,12 +53,13 @@ class Assignment:
 class Changes:
     """What to pass to the client, in this order: resume, unassign, assign, pause."""
 
-    __slots__ = ("assign", "pause", "resume", "unassign")
+    __slots__ = ("assign", "leader_epochs", "pause", "resume", "unassign")
 
     def __init__(self) -> None:
         self.resume: list[TopicPartition] = []  # part of `unassign`: a client remembers a pause beyond the assignment
         self.unassign: list[TopicPartition] = []
         self.assign: dict[TopicPartition, int] = {}
+        self.leader_epochs: dict[TopicPartition, int] = {}  # of some in `assign`: of what has come from there before
         self.pause: set[TopicPartition] = set()
 
 
@@ -76,10 +78,14 @@ class Assignments:
     # --- called by whoever wants messages
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Notes that these partitions are to be fetched from these positions on, each in a new round."""
+        """Notes that these partitions are to be fetched from these positions on, each in a new round. What was fetched
+        already is fetched again with its leader epoch: else the client would not notice if it is lost (KIP-320)."""
         for tp, position in positions.items():
             self._round += 1
-            self._wanted[tp] = Assignment(self._round, position)
+            before = self._wanted.get(tp)
+            one = self._wanted[tp] = Assignment(self._round, position)
+            if before is not None and position <= before.reached:
+                one.leader_epoch = before.leader_epoch
             self._changed.add(tp)
 
     def unassign(self, tps: Iterable[TopicPartition]) -> None:
@@ -172,6 +178,8 @@ class Assignments:
                 if target is not None:
                     self.fetched[tp] = target
                     changes.assign[tp] = target.reached
+                    if target.leader_epoch >= 0:
+                        changes.leader_epochs[tp] = target.leader_epoch
             if target is not None and target.paused and not target.paused_in_client:
                 target.paused_in_client = True
                 changes.pause.add(tp)
@@ -180,6 +188,7 @@ class Assignments:
         del self.fetched[tp]
         if tp in changes.assign:  # changed again before the client heard of it
             del changes.assign[tp]
+            changes.leader_epochs.pop(tp, None)
             changes.pause.discard(tp)
         else:
             changes.unassign.append(tp)
@@ -195,12 +204,19 @@ class Assignments:
                 fetched.paused_in_client = False
             self._changed.add(tp)
 
-    def received(self, tp: TopicPartition, to: int) -> int:
-        """Notes that messages below `to` have come. Returns the round that fetched them, 0 if none does."""
+    def forget_leader_epochs(self) -> None:
+        """Notes that topics were created again, whose leader epochs begin anew."""
+        for one in list(self._wanted.values()):
+            one.leader_epoch = -1
+
+    def received(self, tp: TopicPartition, to: int, leader_epoch: int | None = None) -> int:
+        """Notes that messages below `to` have come, the last one of `leader_epoch` (None: unknown). Returns the round
+        that fetched them, 0 if none does."""
         fetched = self.fetched.get(tp)
         if fetched is None:
             return 0
         if fetched.state is State.FETCHING:
+            fetched.leader_epoch = -1 if leader_epoch is None else leader_epoch
             fetched.has_received, fetched.reached, fetched.failures = True, to, 0
         return fetched.round
 
@@ -219,7 +235,7 @@ class Assignments:
         fetched = self.fetched.get(tp)
         if fetched is None or fetched.state is not State.FETCHING or to <= fetched.reached:
             return 0
-        fetched.reached = to
+        fetched.leader_epoch, fetched.reached = -1, to  # what was passed may be of a later epoch
         return fetched.round
 
     def drained(self, now_ms: int) -> None:

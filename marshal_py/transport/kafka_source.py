@@ -158,6 +158,7 @@ class KafkaSource:
         self._ends_unknown.clear()
         self._ends.clear()
         self._doubtful.clear()
+        self._assignments.forget_leader_epochs()
         old.close()
 
     def _learn_topic(self, topic: str, running: bool) -> None:
@@ -207,7 +208,15 @@ class KafkaSource:
         if changes.assign:
             self._topics.update(tp.topic for tp in changes.assign)
             self._ends_unknown.update(tp for tp in changes.assign if tp not in self._ends)
-            self._consumer.incremental_assign([KafkaPartition(*tp, offset) for tp, offset in changes.assign.items()])
+            epochs = changes.leader_epochs
+            self._consumer.incremental_assign(
+                [
+                    KafkaPartition(*tp, offset, leader_epoch=epochs[tp])
+                    if tp in epochs
+                    else KafkaPartition(*tp, offset)
+                    for tp, offset in changes.assign.items()
+                ]
+            )
             self._doubtful |= self._positions(changes.assign)
         if changes.pause:
             self._consumer.pause([KafkaPartition(*tp) for tp in changes.pause])
@@ -352,7 +361,8 @@ class KafkaSource:
         tp = TopicPartition(topic, partition)
         if self._doubtful:
             self._doubtful.pop(tp, None)
-        return Chunk(tp, self._assignments.received(tp, (messages[-1].offset() or 0) + 1), messages)
+        last = messages[-1]
+        return Chunk(tp, self._assignments.received(tp, (last.offset() or 0) + 1, last.leader_epoch()), messages)
 
     def _take_errors(self, messages: list[Message], now_ms: int) -> list[Message]:
         """Handles errors among the messages and returns the others, without those after their partition's error: some
@@ -368,7 +378,7 @@ class KafkaSource:
             if tp in ended:
                 continue  # fetched after the failure, so messages may be missing in between
             if error is None:
-                self._assignments.received(tp, (message.offset() or 0) + 1)
+                self._assignments.received(tp, (message.offset() or 0) + 1, message.leader_epoch())
                 good.append(message)
             elif error.code() not in _PASSING:
                 ended.add(tp)

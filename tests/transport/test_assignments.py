@@ -95,6 +95,32 @@ def test_a_late_refusal_does_not_move_the_position(assignments: Assignments, rec
     assert assignments.round(TP) == round_
 
 
+def test_what_is_fetched_again_keeps_its_leader_epoch(assignments: Assignments) -> None:
+    """D6: without it a client would not notice that the partition has lost what was read (KIP-320)."""
+    assigned(assignments, 0)
+    assignments.received(TP, 7, 3)
+    assignments.assign({TP: 5})
+    assert assignments.take(0).leader_epochs == {TP: 3}
+    assignments.fail(TP, "unknown", 0)
+    assignments.take(0)
+    assert assignments.take(RETRY_MS).leader_epochs == {TP: 3}
+    assignments.received(TP, 7, 3)
+    assignments.assign({TP: 8})
+    assert assignments.take(RETRY_MS).leader_epochs == {}, "it was not read up to there"
+    assignments.received(TP, 9, 4)
+    assignments.skipped(TP, 10)
+    assignments.assign({TP: 10})
+    assert assignments.take(RETRY_MS).leader_epochs == {}, "what was passed may be of a later one"
+    assignments.received(TP, 11, 4)
+    assignments.unassign([TP])
+    assignments.assign({TP: 11})
+    assert assignments.take(RETRY_MS).leader_epochs == {}, "another claim, after what an admin did"
+    assignments.received(TP, 12, 4)
+    assignments.forget_leader_epochs()
+    assignments.assign({TP: 12})
+    assert assignments.take(RETRY_MS).leader_epochs == {}, "the topic was created again"
+
+
 def test_a_failed_fetch_is_retried_from_where_it_was(assignments: Assignments) -> None:
     """A temporary error must not leave a partition unread that counts as being read."""
     round_ = assigned(assignments, 0)
