@@ -12,7 +12,7 @@ from copy import deepcopy
 from typing import Final
 
 from marshal_py.transport.ports import TopicInfo
-from marshal_sim.judge.evidence import FormerTopic, OffsetList
+from marshal_sim.judge.evidence import FormerTopic, LostTail, OffsetList
 
 Place = tuple[str, int]  # topic, partition
 LEADERS = 3
@@ -88,6 +88,11 @@ class Broker:
         self.reads_down_until_ms = 0
         self.writes_down_until_ms = 0
         self.fails_until_ms: dict[Place, int] = {}  # until then, fetches of a partition fail
+        # By partition whose leader has changed: each leader epoch and the first offset that was written in it.
+        self.epochs: dict[Place, list[tuple[int, int]]] = {}
+        self.lost: dict[Place, list[LostTail]] = {}
+        self.leaderless: set[Place] = set()  # partitions without a leader now
+        self.high_watermarks: dict[Place, int] = {}  # of new leaders that know only a lower one than the old leader
         self.on_append: Callable[[int, int], None] = lambda number, now_ms: None
         self.held: list[Callable[[], None]] = []
         self._waiting: dict[Place, list[Callable[[], None]]] = {}
@@ -153,6 +158,9 @@ class Broker:
         for place in places:
             del self.ends[place]
             self.fails_until_ms.pop(place, None)
+            self.epochs.pop(place, None)
+            self.high_watermarks.pop(place, None)
+            self.leaderless.discard(place)
         for one in [one for one in self.produced_ms if one[0][0] == topic]:
             del self.produced_ms[one]
         self.ids[topic].append(f"{topic} {len(self.ids[topic])}")
@@ -176,10 +184,44 @@ class Broker:
             wake()
 
     def fetch(self, place: Place, position: int, most: int) -> list[int]:
-        """Returns at most `most` offsets of messages, from `position` on."""
-        offsets = self.topics[place]
+        """Returns at most `most` offsets of messages, from `position` to the high watermark."""
+        offsets, end = self.topics[place], self.high_watermark(place)
         first = bisect_left(offsets, position)
-        return offsets[first : first + most]
+        return [offset for offset in offsets[first : first + most] if offset < end]
+
+    def high_watermark(self, place: Place) -> int:
+        """Returns up to which offset the leader gives messages out."""
+        return self.high_watermarks.get(place, self.ends[place])
+
+    # --- leaders of partitions of target topics
+
+    def leader_epoch(self, place: Place) -> int:
+        return self.epochs[place][-1][0] if place in self.epochs else 0
+
+    def epoch_of(self, place: Place, offset: int) -> int:
+        """Returns the leader epoch of the message at an offset."""
+        return max((epoch for epoch, first in self.epochs.get(place, ()) if first <= offset), default=0)
+
+    def epoch_end(self, place: Place, epoch: int) -> int:
+        """Returns where the messages of this leader epoch end, and of those before it, as OffsetsForLeaderEpoch
+        does."""
+        return min((first for later, first in self.epochs.get(place, ()) if later > epoch), default=self.ends[place])
+
+    def move_leader(self, place: Place) -> None:
+        """Makes another replica the leader, which has all messages."""
+        self.epochs[place] = [*self.epochs.get(place, ()), (self.leader_epoch(place) + 1, self.ends[place])]
+
+    def elect_uncleanly(self, place: Place, end: int, now_ms: int) -> None:
+        """Makes a replica the leader that has only the messages below `end`: the others are lost."""
+        epoch = self.leader_epoch(place) + 1
+        self.high_watermarks.pop(place, None)
+        self.epochs[place] = [one for one in self.epochs.get(place, ()) if one[1] < end] + [(epoch, end)]
+        topic_id = self.ids[place[0]][-1] if place[0] in self.ids else ""
+        self.lost.setdefault(place, []).append(LostTail(now_ms, end, epoch, topic_id))
+        while self.topics[place] and self.topics[place][-1] >= end:
+            self.produced_ms.pop((place, self.topics[place].pop()))
+        self.ends[place] = end
+        self.wake(place[0])
 
     def wait(self, place: Place, wake: Callable[[], None]) -> None:
         """Calls `wake` once, when the partition has grown."""

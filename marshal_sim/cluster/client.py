@@ -532,7 +532,7 @@ def _copied(delivery: Delivery, member: Member, queue: DeliveryQueue) -> Message
     claim = member.claims.get(delivery.epoch)
     if claim is None:
         return None
-    raw, place, again = message_at(delivery.offset, delivery.life), None, 0
+    raw, place, again = message_at(delivery.offset, delivery.life, delivery.leader_epoch), None, 0
     if isinstance(claim.tracker, AtLeastOnce):
         place, again = claim.tracker.place_of(delivery.offset), claim.tracker.redelivered(delivery.offset)
         if place is None:

@@ -34,7 +34,7 @@ from marshal_sim.cluster.scenario import GroupPlan, Scenario
 from marshal_sim.cluster.trace import Trace
 from marshal_sim.cluster.witness import KEPT_PER_INTERVAL
 from marshal_sim.judge.evidence import Client as AnyClient
-from marshal_sim.judge.evidence import Delivery, Evidence, Stop, ToolReport
+from marshal_sim.judge.evidence import Delivery, Evidence, Refusal, Stop, ToolReport
 from marshal_sim.judge.history import root_of
 from marshal_sim.oracle.oracle import route
 
@@ -212,6 +212,14 @@ class Cluster:
         stop = Stop(who.group, who.number, self.now_ms, read_to, type(error).__name__)
         self.stops.append((who.log, stop))
 
+    def refused(self, who: Process, tp: TopicPartition) -> None:
+        """Notes that a client was told that what it fetches of a partition lies beyond its end, or is lost."""
+        member = who.member if isinstance(who, Client) else None
+        for epoch, claim in member.claims.items() if member is not None else ():
+            if claim.tp == tp:
+                place = who.number, who.group, epoch
+                self.evidence.refusals.setdefault(place, Refusal(self.now_ms, self.broker.leader_epoch(tp)))
+
     def begins_late(self, who: Process) -> bool:
         """Returns True if a starting process must look for a snapshot although the log still has its beginning."""
         return self.keeps_snapshots and self.rng.random() < 0.7
@@ -263,7 +271,7 @@ class Cluster:
         rng, places = self.rng, list(self.broker.topics)
         place = places[int(rng.random() * len(places))]
         count, gap = 1 + int(rng.random() * 4), int(rng.random() * 5) if rng.random() < 0.1 else 0
-        if self.broker.is_there(place, self.now_ms):
+        if self.broker.is_there(place, self.now_ms) and place not in self.broker.leaderless:
             self.broker.produce(place, count, gap, self.now_ms)
         self.schedule(1 + int(rng.random() * 2 * self.scenario.produce_gap_ms), None, self._produce)
 
@@ -548,6 +556,8 @@ class Cluster:
             ids=self.broker.ids,
             former=self.broker.former,
             heard=journal.heard,
+            lost=self.broker.lost,
+            refusals=journal.refusals,
             **self._of_calls(set() if branched else here),
         )
 

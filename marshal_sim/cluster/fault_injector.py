@@ -56,6 +56,8 @@ HAND_OVER_MS: Final = 1_000  # how long the client lets a stop wait for hand-ove
 FLAPS_MAX: Final = 5
 RECREATED_MAX: Final = 3  # how often topics are created again in a run
 TWICE: Final = 0.3  # how often it follows soon that a topic is created again once more
+LOST_MESSAGES_MAX: Final = 12  # that a partition loses at most
+AGAIN: Final = 0.5  # how often it has grown again before anybody notices
 LAG_MS_MAX: Final = 4_000  # for so long some brokers do not know a new topic
 BURST: Final = 5  # how many records a hostile writer writes at a time
 CHECKPOINT_LOST: Final = 0.2  # the share of a query's restarts that lose its checkpoint
@@ -109,6 +111,8 @@ class FaultInjector:
             "keys": self._write_hostile,
             "retention": self._delete_beginning,
             "recreate_topic": self._recreate_topic,
+            "lost_tail": self._lose_tail,
+            "leader_move": self._move_leader,
             "grow_logs": lambda: self.cluster.broker.add_logs(1),
         }
 
@@ -168,6 +172,10 @@ class FaultInjector:
             if process.frozen and not process.dead:
                 process.thaw()
         self._recover(None)
+        for place in sorted(cluster.broker.leaderless):
+            self._elected(place)
+        for place in [*cluster.broker.high_watermarks]:
+            self._caught_up_with(place)
         for topic in cluster.broker.lagging:
             cluster.broker.created_ms[topic] = now_ms
             cluster.broker.wake(topic)
@@ -310,6 +318,52 @@ class FaultInjector:
         place = places[int(rng.random() * len(places))]
         if not self.cluster.scenario.queries:
             broker.firsts[place] += int(rng.random() * (broker.ends[place] - broker.firsts[place] + 1))
+
+    def _lose_tail(self) -> None:
+        """Has an incomplete replica become the leader of a partition. Tasks of Spark would fail: those of a run never
+        do."""
+        cluster, rng = self.cluster, self.rng
+        broker, places = cluster.broker, list(cluster.broker.topics)
+        place = places[int(rng.random() * len(places))]
+        there = [offset for offset in broker.topics[place] if offset >= broker.firsts[place]]
+        if cluster.scenario.queries or not there or not broker.is_there(place, cluster.now_ms):
+            return
+        lost = 1 + int(rng.random() * min(len(there), LOST_MESSAGES_MAX))
+        broker.elect_uncleanly(place, there[-lost], cluster.now_ms)
+        if rng.random() < AGAIN:
+            broker.produce(place, 1 + int(rng.random() * 2 * lost), 0, cluster.now_ms)
+        for group in cluster.scenario.groups:
+            if place[0] in group.topics and rng.random() < 0.6:
+                cluster.schedule(self._duration_ms(4), None, self._set_one, (group, place))
+
+    def _set_one(self, of: tuple[GroupPlan, Place]) -> None:
+        if not self.healed and of[1] in self.cluster.broker.ends:
+            self._set_positions(of[0], [of[1]])
+
+    def _move_leader(self) -> None:
+        """Takes a partition its leader for a while."""
+        cluster, places = self.cluster, list(self.cluster.broker.topics)
+        place = places[int(self.rng.random() * len(places))]
+        if cluster.broker.is_there(place, cluster.now_ms) and place not in cluster.broker.leaderless:
+            cluster.broker.leaderless.add(place)
+            cluster.schedule(self._duration_ms(2), None, self._elected, place)
+
+    def _elected(self, place: Place) -> None:
+        """Gives a partition a new leader, which may know only a lower high watermark than the old one."""
+        broker, rng = self.cluster.broker, self.rng
+        if place in broker.leaderless:
+            broker.leaderless.discard(place)
+            broker.move_leader(place)
+            if rng.random() < 0.5 and not self.healed:
+                newest = broker.ends[place] - broker.firsts[place]
+                broker.high_watermarks[place] = broker.ends[place] - int(rng.random() * newest)
+                self.cluster.schedule(spread(rng, 1, LAG_MS_MAX), None, self._caught_up_with, place)
+            broker.wake(place[0])
+
+    def _caught_up_with(self, place: Place) -> None:
+        """Lets a leader learn what its predecessor gave out."""
+        if self.cluster.broker.high_watermarks.pop(place, None) is not None:
+            self.cluster.broker.wake(place[0])
 
     def _recreate_topic(self) -> None:
         """Has somebody delete a topic and create it again. Tasks of Spark would fail: those of a run never do."""

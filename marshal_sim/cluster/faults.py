@@ -70,8 +70,10 @@ LIFE_KINDS: Final = ("deletion", "keys")
 LIFE_RUN_KINDS: Final = ("create_race",)
 # Kinds that happen to topics that are consumed. `retention`: Kafka deletes the beginning of a partition, read or not.
 # `recreate_topic`: a topic is deleted and, at once or later, created again, maybe with more or fewer partitions, while
-# brokers lag behind.
-DATA_KINDS: Final = ("retention", "recreate_topic")
+# brokers lag behind. `lost_tail`: a partition loses its newest messages in an unclean leader election, and others may
+# get their offsets. `leader_move`: a partition has no leader for a while, then a new one with all messages, which may
+# not know at once how many of them it may give out.
+DATA_KINDS: Final = ("retention", "recreate_topic", "lost_tail", "leader_move")
 # Kinds that a caller may ask for; some seeds have those of DRAWN_RUN_KINDS without. `witness`: clients keep
 # wills; some die, and a witness publishes the will after any delay, in part or twice; others live although their
 # witness has lost sight of them (T19). `answers`, a property of the whole run: handlers give messages back and end
@@ -93,6 +95,8 @@ DRAWN_RUN_KINDS: Final = {
     "keys": 6,
     "retention": 9,
     "recreate_topic": 12,
+    "lost_tail": 11,
+    "leader_move": 13,
 }
 # Kinds that end shortly before the healing, or take long: none begins late in a run.
 LONG_KINDS: Final = frozenset(
@@ -108,6 +112,7 @@ LONG_KINDS: Final = frozenset(
         "fetch_error",
         "deletion",
         "recreate_topic",
+        "lost_tail",
     }
 )
 # Kinds after which a log, or one group in it, cannot be read on: one at most in a run, and no progress is asked of it.

@@ -138,12 +138,20 @@ class SimulatedAdmin:
         for tp in tps:
             if not broker.is_there(tp, now_ms):
                 raise ClusterUnreachable(SERVERS, str(tp), "it does not exist")
+            if not self._tells(tp):
+                raise ClusterUnreachable(SERVERS, str(tp), "it has no leader, or one that does not know its end yet")
         return {tp: Bounds(broker.firsts[tp], broker.ends[tp]) for tp in tps}
 
     def told_offsets(
         self, tps: Sequence[TopicPartition], timeout_s: float, *, first: bool = False
     ) -> dict[TopicPartition, int]:
-        return {tp: each.first if first else each.end for tp, each in self.bounds(tps).items()}
+        there = self.bounds([tp for tp in tps if self._tells(tp)])
+        return {tp: each.first if first else each.end for tp, each in there.items()}
+
+    def _tells(self, tp: TopicPartition) -> bool:
+        """Returns whether a leader answers questions for offsets: a new one not before it knows the end (KIP-207)."""
+        broker = self._environment.broker
+        return tp not in broker.leaderless and tp not in broker.high_watermarks
 
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         self._check("committed offsets")

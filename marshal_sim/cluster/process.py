@@ -18,7 +18,7 @@ from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
 from marshal_py.protocol.wire import codec
-from marshal_py.protocol.wire.identity import Instant, route
+from marshal_py.protocol.wire.identity import Instant, TopicPartition, route
 from marshal_py.protocol.wire.records import Genesis, Record
 from marshal_sim.cluster.broker import MISSING, Broker
 from marshal_sim.cluster.clock import MachineClock
@@ -45,6 +45,7 @@ class Environment(Protocol):
     def stopped(self, who: Process, error: CoordinationError) -> None: ...
     def new_genesis(self) -> Genesis: ...
     def begins_late(self, who: Process) -> bool: ...
+    def refused(self, who: Process, tp: TopicPartition) -> None: ...
 
 
 class ThreadGone(BaseException):

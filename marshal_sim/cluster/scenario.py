@@ -28,7 +28,9 @@ CROWD: Final = 0.006  # how often a run has many clients, who read each other's 
 BY_THEMSELVES: Final = 0.7  # how often groups go on by themselves where a topic was created again
 TOPICS: Final = ("orders", "bills")
 # Faults that take away what a run inherits from a dump, or come before anything can be inherited.
-NOT_INHERITED: Final = frozenset({"logs", "genesis_race", "recreate", "recreate_topic", "truncation", "compaction"})
+NOT_INHERITED: Final = frozenset(
+    {"logs", "genesis_race", "recreate", "recreate_topic", "lost_tail", "truncation", "compaction"}
+)
 # A clone of a machine has what waits in lanes; the simulated one begins its calls again, and would have none of it.
 NOT_IN_LANES: Final = frozenset({"twin"})
 NOT_AT_LOCKS: Final = frozenset({"twin"})  # nor of what a thread has taken that is stopped where it has left a lock

@@ -21,7 +21,9 @@ MESSAGE_BYTES: Final = 128  # the size of each message: so that few fill the sma
 
 KEYS: Final = (b"a", b"b", b"c", None)  # few, so that messages of one key meet
 
-_messages: list[list[RawMessage]] = []  # by life, then by offset
+EPOCHS_MAX: Final = 1_000  # leader epochs that a partition may have
+
+_messages: dict[int, list[RawMessage]] = {}  # by timestamp, then by offset
 _values: Final = {key: bytes(MESSAGE_BYTES - len(key or b"")) for key in KEYS}
 
 
@@ -30,16 +32,20 @@ def key_of(offset: int) -> bytes | None:
     return KEYS[(offset * offset + 3 * offset) // 5 % len(KEYS)]
 
 
-def message_at(offset: int, life: int) -> RawMessage:
+def message_at(offset: int, life: int, leader_epoch: int) -> RawMessage:
     """Returns what stands for a message: nobody reads its value, so one per offset serves all partitions. Its timestamp
-    is its `life`: how often its topic had been created again."""
-    while len(_messages) <= life:
-        _messages.append([])
-    known = _messages[life]
+    (`origin_of`) says how often its topic had been created again, and its leader epoch."""
+    stamp = life * EPOCHS_MAX + leader_epoch
+    known = _messages.setdefault(stamp, [])
     while len(known) <= offset:
         key = key_of(len(known))
-        known.append(MemoryMessage("", 0, len(known), key, _values[key], None, life))
+        known.append(MemoryMessage("", 0, len(known), key, _values[key], None, stamp))
     return known[offset]
+
+
+def origin_of(timestamp: int) -> tuple[int, int]:
+    """Returns how often the topic of a message had been created again, and the leader epoch of the message."""
+    return divmod(timestamp, EPOCHS_MAX)
 
 
 class Fetch:
@@ -60,8 +66,10 @@ class SimulatedSource:
         self._environment, self._process, self._came = environment, process, came
         self.assignments: Assignments = Assignments()
         self._fetches: dict[TopicPartition, Fetch] = {}
-        self._waiting: dict[TopicPartition, list[int]] = {}  # offsets that have come and were not polled
-        self._lives: dict[TopicPartition, int] = {}  # of what has come
+        self._waiting: dict[TopicPartition, list[RawMessage]] = {}  # what has come and was not polled
+        self._lives: dict[TopicPartition, int] = {}  # of what was polled
+        self._read: dict[TopicPartition, int] = {}  # the leader epoch of what was polled, as librdkafka knows it
+        self._epochs: dict[TopicPartition, int] = {}  # the leader epoch in which it fetches
         self._knows: dict[str, int] = {}  # by topic: the life whose leaders it knows
         self._ends: dict[TopicPartition, int] = {}
         self._closed = False
@@ -82,6 +90,8 @@ class SimulatedSource:
                 self._drop(tp)
             self._ends.clear()
             self._knows.clear()
+            self._read.clear()
+            self.assignments.forget_leader_epochs()
             self.assignments.unassigned_by_client(gone)
             self.carry_out()
 
@@ -108,12 +118,12 @@ class SimulatedSource:
         self.carry_out()
         chunks: list[Chunk] = []
         for tp in [*self._waiting] if max_messages > 0 else ():
-            offsets = self._waiting.pop(tp)
-            taken, left = offsets[:max_messages], offsets[max_messages:]
+            messages = self._waiting.pop(tp)
+            taken, left = messages[:max_messages], messages[max_messages:]
             max_messages -= len(taken)
-            round_ = self.assignments.received(tp, taken[-1] + 1)
-            life = self._lives.get(tp, 0)
-            chunks.append(Chunk(tp, round_, [message_at(offset, life) for offset in taken]))
+            to, origin = (taken[-1].offset() or 0) + 1, origin_of(taken[-1].timestamp()[1])
+            self._lives[tp], self._read[tp] = origin
+            chunks.append(Chunk(tp, self.assignments.received(tp, to, self._read[tp]), taken))
             if left:
                 self._waiting[tp] = left
             else:
@@ -134,6 +144,9 @@ class SimulatedSource:
             self._drop(tp)
             if tp not in changes.assign:
                 self._ends.pop(tp, None)
+            self._read.pop(tp, None)
+            self._epochs.pop(tp, None)
+        self._read |= changes.leader_epochs
         for tp in changes.pause:
             self._drop(tp)
         for tp in sorted(changes.assign):  # they come from a set, whose order is not the same everywhere
@@ -187,12 +200,15 @@ class SimulatedSource:
         if environment.broker.reads_down_until_ms > environment.now_ms:
             environment.broker.held.append(lambda: self._schedule(fetch))
             return
-        if not environment.broker.is_there(tp, environment.now_ms) or self._is_blind(tp.topic):
+        absent = not environment.broker.is_there(tp, environment.now_ms) or tp in environment.broker.leaderless
+        if absent or self._is_blind(tp.topic):
             environment.broker.wait(tp, lambda: self._schedule(fetch))  # librdkafka tries again, and says nothing
             return
         if environment.broker.fails_until_ms.get(tp, 0) > environment.now_ms:
             self.assignments.fail(tp, "injected", environment.now_ms)
             self._after_failure(tp)
+            return
+        if not self._in_epoch(fetch):
             return
         if not environment.broker.firsts[tp] <= fetch.position <= environment.broker.ends[tp]:
             self._refused(fetch)
@@ -200,20 +216,36 @@ class SimulatedSource:
         late_ms = environment.network_faults.refusal_ms()
         if late_ms:  # it stops fetching, and reports the refusal later
             environment.network_faults.in_flight.append(
-                lambda: environment.schedule(0, self._process, self._refused, fetch)
+                lambda: environment.schedule(0, self._process, self._refused_late, fetch)
             )
-            environment.schedule(late_ms, self._process, self._refused, fetch)
+            environment.schedule(late_ms, self._process, self._refused_late, fetch)
             return
-        del self._fetches[tp]
-        self._ends[tp] = environment.broker.ends[tp]
-        self._lives[tp] = environment.broker.life(tp.topic)
-        offsets = environment.broker.fetch(tp, fetch.position, BATCH)
-        if offsets:
-            self._waiting[tp] = offsets
+        broker = environment.broker
+        self._ends[tp] = broker.high_watermark(tp)
+        if offsets := broker.fetch(tp, fetch.position, BATCH):
+            del self._fetches[tp]
+            life = broker.life(tp.topic)
+            self._waiting[tp] = [message_at(offset, life, broker.epoch_of(tp, offset)) for offset in offsets]
         else:
             self.assignments.drained(environment.now_ms)
-            self._fetch(tp)
+            broker.wait(tp, lambda: self._schedule(fetch))
         self._came()
+
+    def _in_epoch(self, fetch: Fetch) -> bool:
+        """Returns whether a fetch names the leader epoch of now. If not, its answer is an error, and librdkafka looks
+        whether the partition still has what it has given out of it (KIP-320); that is reported, or it fetches again."""
+        broker, tp = self._environment.broker, fetch.tp
+        epoch, known, read = broker.leader_epoch(tp), self._epochs.get(tp), self._read.get(tp)
+        self._epochs[tp] = epoch
+        if epoch == known or (known is None and read is None):
+            return True
+        known_topic = self._lives.get(tp) == broker.life(tp.topic)
+        end = fetch.position if read is None or not known_topic else broker.epoch_end(tp, read)
+        if end < fetch.position:
+            self._refused(fetch, f"truncation detected at {fetch.position}: end offset {end}")
+        else:
+            self._schedule(fetch)
+        return False
 
     def _is_blind(self, topic: str) -> bool:
         """Returns whether the client takes no notice of the leaders of a topic that was created again."""
@@ -222,15 +254,29 @@ class SimulatedSource:
             return False
         return self._knows.setdefault(topic, broker.life(topic)) != broker.life(topic) and topic in broker.blind
 
-    def _refused(self, fetch: Fetch) -> None:
-        """Reports a refused fetch even if the assignment has changed: librdkafka does not say which one a refusal
-        belongs to.
+    def _refused(self, fetch: Fetch, truncated: str = "") -> None:
+        """Reports a refused fetch; `truncated`: as in OutOfRange. Then librdkafka names no position."""
+        environment = self._environment
+        if truncated or fetch.position > environment.broker.ends[fetch.tp]:
+            environment.refused(self._process, fetch.tp)
+        fetch.refused = True
+        self.assignments.refuse(fetch.tp, -1 if truncated else fetch.position, truncated, environment.now_ms)
+        self._after_failure(fetch.tp)
+
+    def _refused_late(self, fetch: Fetch) -> None:
+        """Reports the refusal of an earlier assignment: librdkafka does not say which one a refusal belongs to. Where
+        the same position is fetched still, or again, it would not have been refused: it is fetched now.
         """
         if fetch.refused or self._closed:
             return  # it was reported when everything healed
         fetch.refused = True
-        self.assignments.refuse(fetch.tp, fetch.position, "", self._environment.now_ms)
-        self._after_failure(fetch.tp)
+        assignment = self.assignments.fetched.get(fetch.tp)
+        if self._fetches.get(fetch.tp) is fetch:
+            del self._fetches[fetch.tp]
+            self._fetch(fetch.tp)
+        elif assignment is not None and assignment.reached != fetch.position:
+            self.assignments.refuse(fetch.tp, fetch.position, "", self._environment.now_ms)
+            self._after_failure(fetch.tp)
 
     def _after_failure(self, tp: TopicPartition) -> None:
         self.carry_out()

@@ -29,6 +29,7 @@ from marshal_sim.cluster.faults import spread
 from marshal_sim.cluster.front import WAITS_AT_ONCE_MAX, Call, Front
 from marshal_sim.cluster.handling import Handling, draw_settings
 from marshal_sim.cluster.process import Process
+from marshal_sim.cluster.source import origin_of
 from marshal_sim.judge.evidence import DeadLetter, Delivery, Drain, Span
 
 WAYS: Final = ("iterate", "fetch", "consume")
@@ -381,7 +382,7 @@ class User:
             now_ms,
             now_ms,
         )
-        delivery.life = message.timestamp
+        delivery.life, delivery.leader_epoch = origin_of(message.timestamp)
         return delivery
 
     def _begin_handlers(self, calls: list[HandlerCall]) -> None:

@@ -1,4 +1,4 @@
-"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S28.
+"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S29.
 
 It shares no code with what it judges: it uses the oracle's fold and its own model of claims, grants and pauses, and
 nothing of marshal_py.protocol. One pass folds the log (history.py); then each invariant is one function over
@@ -38,6 +38,7 @@ from marshal_sim.judge.messages import (
     s9_redelivery,
     s10_position,
     s27_renewed,
+    s29_truncated,
 )
 from marshal_sim.judge.model import AT_LEAST_ONCE
 from marshal_sim.oracle.rules import EVICT_INTERVALS
@@ -50,7 +51,7 @@ class Judgement(NamedTuple):
 
 
 def judge(evidence: Evidence, slack: Slack = SIMULATED) -> Judgement:
-    """Returns every violation of S1 to S28 that the evidence of one log shows.
+    """Returns every violation of S1 to S29 that the evidence of one log shows.
 
     If the log lost its tail, only the log itself is judged, and whether readers noticed: deliveries, reports and waits
     may have relied on records that are gone.
@@ -87,7 +88,7 @@ def s12_reports(history: History) -> Iterator[Violation]:
                 continue  # nobody has owned it since, or its position was set again before that
             if history.is_gone(later, FOREVER):
                 continue  # the topic was deleted after the move
-            offsets = history.offsets(later)
+            offsets = [offset for offset in history.offsets(later) if not history.is_anew(later, offset)]
             expected = offsets[bisect_left(offsets, wanted)] if offsets and wanted <= offsets[-1] else wanted
             given = first.get((report.group, later.epoch, number), expected)
             passed = [offset for offset in offsets if expected <= offset < given]
@@ -168,5 +169,6 @@ OF_DELIVERIES: Final[tuple[Check, ...]] = (
     s26_silent,
     s27_renewed,
     s28_callbacks,
+    s29_truncated,
 )
 OF_READERS: Final[tuple[Check, ...]] = (s13_poison_proof, s14_fail_closed)

@@ -72,7 +72,8 @@ class Delivery:
     when the library heard that the message is finished. `again_ms` is the earliest time of its next delivery if the
     handler gave the message back, else -1. `token` is the fencing token that the user got, "" if the run has none.
     `together`: the number of the list in which its handler got it, 0 if alone. `life`: how often its topic had been
-    created again before the message came to it (topics of Evidence.ids).
+    created again before the message came to it (topics of Evidence.ids). `leader_epoch`: that of the message (Kafka's;
+    partitions of Evidence.lost).
     """
 
     __slots__ = (
@@ -86,6 +87,7 @@ class Delivery:
         "group",
         "inherited",
         "instance",
+        "leader_epoch",
         "life",
         "offset",
         "partition",
@@ -131,6 +133,7 @@ class Delivery:
         self.inherited: bool = False
         self.together: int = 0
         self.life: int = 0
+        self.leader_epoch: int = 0
 
     @property
     def key(self) -> Key:
@@ -162,7 +165,8 @@ class Delivery:
             self.gate_ms,
             self.begin_ms,
         )
-        born.inherited, born.together, born.life = True, self.together, self.life
+        born.inherited, born.together = True, self.together
+        born.life, born.leader_epoch = self.life, self.leader_epoch
         return born
 
 
@@ -255,6 +259,23 @@ class FormerTopic(NamedTuple):
     deleted_ms: float
     offsets: dict[int, list[int]]
     firsts: dict[int, int]
+
+
+class LostTail(NamedTuple):
+    """Says that a partition lost all messages from `end` on, and that what follows has at least this leader epoch."""
+
+    ms: float
+    end: int
+    leader_epoch: int
+    topic_id: str  # "" in a cluster without ids
+
+
+class Refusal(NamedTuple):
+    """Says that the owner of a claim was told that its position is beyond the end, or that the partition has lost what
+    it had read. What was written since has at least this leader epoch."""
+
+    ms: float
+    leader_epoch: int
 
 
 class Heard(NamedTuple):
@@ -394,6 +415,8 @@ class Evidence:
     ids: dict[str, list[str]] = field(default_factory=dict)  # by topic that may be created again: its ids, in order
     former: dict[tuple[str, str], FormerTopic] = field(default_factory=dict)  # by topic and id
     heard: dict[tuple[Client, str], list[Heard]] = field(default_factory=dict)  # by client and topic, in order
+    lost: dict[tuple[str, int], list[LostTail]] = field(default_factory=dict)  # by partition, in order
+    refusals: dict[tuple[Client, str, int], Refusal] = field(default_factory=dict)  # by client, group, epoch of a claim
     behind_intervals: int = 0  # over so many of its intervals an owner falls behind before it releases (D16)
 
     def __post_init__(self) -> None:

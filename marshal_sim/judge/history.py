@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from marshal_sim.judge.checkpoints import Checkpoints
-from marshal_sim.judge.evidence import SIMULATED, Client, Delivery, Evidence, Key, Slack, Violation
+from marshal_sim.judge.evidence import SIMULATED, Client, Delivery, Evidence, Key, LostTail, Slack, Violation
 from marshal_sim.judge.facts import (
     FOREVER,
     NOBODY,
@@ -84,6 +84,10 @@ class History:
         self.deliveries: list[Delivery] = sorted(
             (d for d in evidence.deliveries if not d.inherited), key=lambda d: d.begin_ms
         )
+        self._newest_epochs: dict[tuple[str, int], int] = {}  # by claim: the highest leader epoch that it delivered
+        for d in self.deliveries if evidence.lost else ():
+            claimed = d.group, d.epoch
+            self._newest_epochs[claimed] = max(d.leader_epoch, self._newest_epochs.get(claimed, 0))
         oracle = oracle_of(evidence)
         self.oracle: Oracle = oracle or Oracle(evidence.number, evidence.root or None)
         self.stopped: OracleStop | None = None  # where no reader may continue (S14)
@@ -118,7 +122,7 @@ class History:
             "X12": 0,
             "V6": 0,
             "V15": 0,  # messages for which it was judged how long their partition had to wait
-            **dict.fromkeys((f"S{number}" for number in range(19, 29)), 0),  # how often it was judged
+            **dict.fromkeys((f"S{number}" for number in range(19, 30)), 0),  # how often it was judged
         }  # cases that are counted and are no violations
         self.found: list[Violation] = []
         self._open: dict[str, dict[Key, ClaimSpan]] = {}
@@ -455,6 +459,25 @@ class History:
         one of its name, and what it had not read is nobody's."""
         former = self.evidence.former.get((claim.key[1], claim.topic_id))
         return former is not None and former.deleted_ms <= ms
+
+    def lost_tails(self, claim: ClaimSpan) -> list[LostTail]:
+        """Returns how the partition of a claim lost its newest messages, in the topic that the log knew at the
+        claim."""
+        return [
+            tail
+            for tail in self.evidence.lost.get((claim.key[1], claim.key[2]), ())
+            if tail.topic_id in ("", claim.topic_id) or not claim.topic_id
+        ]
+
+    def is_anew(self, claim: ClaimSpan, offset: int) -> bool:
+        """Returns whether the message that a partition has at an offset is none that a claim is about: it was written
+        where another one was lost, and the claim began at or read what was lost (S29)."""
+        return any(
+            tail.end <= offset
+            and (claim.ms < tail.ms or claim.position > tail.end)
+            and self._newest_epochs.get((claim.key[0], claim.epoch), 0) < tail.leader_epoch
+            for tail in (self.lost_tails(claim) if self.evidence.lost else ())
+        )
 
     def is_outlived(self, claim: ClaimSpan) -> bool:
         """Returns whether the topic of a claim was deleted before the claim was over."""

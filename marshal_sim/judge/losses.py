@@ -98,9 +98,10 @@ def _suspects(history: History) -> Iterator[Suspect]:
 
 
 def _existing(history: History, claim: ClaimSpan, first: int, end: int) -> list[int]:
-    """Returns the offsets of [first, end) at which the partition of a claim holds messages."""
+    """Returns the offsets of [first, end) at which the partition of a claim holds messages that it is about."""
     offsets = history.offsets(claim)
-    return offsets[bisect_left(offsets, first) : bisect_left(offsets, end)]
+    found = offsets[bisect_left(offsets, first) : bisect_left(offsets, end)]
+    return [offset for offset in found if not history.is_anew(claim, offset)]
 
 
 def _sender(history: History, grant: Grant) -> Client:

@@ -1,4 +1,4 @@
-"""The judge of what became of each message: S5, S6, S7, S8, S9, S10 and S27, one function each.
+"""The judge of what became of each message: S5 to S10, S27 and S29, one function each.
 
 losses.py judges messages that were granted and never delivered.
 """
@@ -11,7 +11,7 @@ from itertools import pairwise, takewhile
 from typing import Final
 
 from marshal_sim.judge.claims import claim_of
-from marshal_sim.judge.evidence import Client, Delivery, Heard, Key, Violation
+from marshal_sim.judge.evidence import Client, Delivery, Heard, Key, LostTail, Violation
 from marshal_sim.judge.facts import FOREVER, NOBODY, ClaimSpan
 from marshal_sim.judge.history import History
 from marshal_sim.judge.model import AT_LEAST_ONCE, AT_MOST_ONCE
@@ -147,6 +147,8 @@ def _passed(history: History) -> Iterator[tuple[int, float, Key, int, float | No
         if history.is_gone(step.claim, step.sent_ms):
             continue
         for offset in offsets[bisect_left(offsets, step.before) : bisect_left(offsets, step.after)]:
+            if history.is_anew(step.claim, offset):
+                continue
             yield step.offset, step.sent_ms, key, offset, ended.get((key, step.claim.generation, offset))
 
 
@@ -293,6 +295,7 @@ def s10_position(history: History) -> Iterator[Violation]:
                 skipped = offsets[bisect_left(offsets, claim.position) : bisect_left(offsets, d.offset)]
                 if not history.is_gone(claim, d.begin_ms) and not all(
                     is_lost(history, key, offset)
+                    or history.is_anew(claim, offset)
                     or any(a <= offset < b for a, b in claim.finished)
                     or _told_later(history, d, offset)
                     or (group, epoch, offset) in posted
@@ -339,6 +342,30 @@ def s27_renewed(history: History) -> Iterator[Violation]:
                 if first.position > begins:
                     text = f"{key} is new in the log, begins at {begins}, and is claimed at {first.position}"
                     yield Violation("S27", first.ms, first.epoch, text)
+
+
+def s29_truncated(history: History) -> Iterator[Violation]:
+    """Yields each breach of S29: under a claim whose owner has read messages that the partition has lost since, or has
+    been told that they are lost or its position beyond the end, nothing is delivered that was written afterwards.
+
+    Nobody can see it where a partition has grown over the position of an owner that had read nothing of it yet.
+    """
+    evidence = history.evidence
+    for (group, epoch), given in _by_epoch(history.deliveries).items() if evidence.lost or evidence.refusals else ():
+        claim = history.claims.get((group, epoch))
+        tails = [] if claim is None else history.lost_tails(claim)
+        read: set[tuple[Client, LostTail]] = set()
+        for d in given:
+            told = evidence.refusals.get((d.client, group, epoch))
+            later = [tail for tail in tails if d.leader_epoch >= tail.leader_epoch]
+            history.counted["S29"] += bool(tails or told)
+            if any((d.client, tail) in read for tail in later):
+                text = f"client {d.client} delivers {d.key} {d.offset}, and has read of it what is lost"
+                yield Violation("S29", d.begin_ms, epoch, text)
+            elif told is not None and d.gate_ms > told.ms and d.leader_epoch >= told.leader_epoch:
+                text = f"client {d.client} delivers {d.key} {d.offset}, and was told that its position is lost"
+                yield Violation("S29", d.begin_ms, epoch, text)
+            read |= {(d.client, tail) for tail in tails if tail not in later and d.offset >= tail.end}
 
 
 def _replaced(history: History, d: Delivery, heard: Sequence[Heard]) -> bool:

@@ -1,5 +1,5 @@
-"""Planted bugs in what becomes of fetches that fail, of positions that are refused (PROTOCOL.md D12), and of topics
-that are created again (D10).
+"""Planted bugs in what becomes of fetches that fail, of positions that are refused (PROTOCOL.md D12), of partitions
+that lose messages (D6), and of topics that are created again (D10).
 
 They are in the shipped client: in ConsumerDriver, and in the bookkeeping that KafkaSource uses (assignments.py).
 mutants.py alone calls this file.
@@ -7,6 +7,7 @@ mutants.py alone calls this file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
@@ -15,7 +16,7 @@ from marshal_py.protocol.member import rebalance
 from marshal_py.protocol.member.rebalance import Topics
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import Topology
-from marshal_py.transport.assignments import Assignments, State
+from marshal_py.transport.assignments import Assignment, Assignments, State
 from marshal_py.transport.ports import OutOfRange
 
 Patch = tuple[Any, str, Any]
@@ -77,6 +78,44 @@ def d6e() -> list[Patch]:
         settle(self, refused, end if refused.position < first else first, end)
 
     return [(ConsumerDriver, "_settle_position", at_the_end)]
+
+
+def d6g() -> list[Patch]:
+    def grown(self: ConsumerDriver, refused: OutOfRange, first: int, end: int) -> None:
+        """Fetches on at a refused position that the partition has by now."""
+        with self.context.outbox, self.context.lock:
+            here = self.queue.has(refused.tp) and self.source.round(refused.tp) == refused.round
+            if here and not refused.truncated and first <= refused.position <= end:
+                del self.refused_positions[refused.tp]
+                self.queue.restart(refused.tp, first)
+                return
+        settle(self, refused, first, end)
+
+    return [(ConsumerDriver, "_settle_position", grown)]
+
+
+def d6t() -> list[Patch]:
+    refuse = Assignments.refuse
+
+    def retried(self: Assignments, tp: TopicPartition, position: int, truncated: str, now_ms: int) -> None:
+        """Takes a report of lost messages for a fetch that failed."""
+        if truncated:
+            self.fail(tp, truncated, now_ms)
+        else:
+            refuse(self, tp, position, truncated, now_ms)
+
+    return [(Assignments, "refuse", retried)]
+
+
+def d6f() -> list[Patch]:
+    def assign(self: Assignments, positions: Mapping[TopicPartition, int]) -> None:
+        """Forgets in which leader epoch it has read what it fetches again."""
+        for tp, position in positions.items():
+            self._round += 1
+            self._wanted[tp] = Assignment(self._round, position)
+            self._changed.add(tp)
+
+    return [(Assignments, "assign", assign)]
 
 
 def d10l() -> list[Patch]:

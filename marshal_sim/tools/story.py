@@ -48,6 +48,7 @@ PROMISES: Final = {
     "S27": "what is delivered of a topic that was created again is known to be of the new one, which is read from its "
     "beginning",
     "S28": "callbacks run apart from all else and tell of each claim in order, also where one raises or takes long",
+    "S29": "where a partition has lost what was read, nothing is delivered that took its place",
     "V1": "a dead owner's partitions are claimed within twice its interval plus one second",
     "V2": "a released partition is claimed within a third of an interval plus one second",
     "V3": "every partition has an owner, and every message is read",
