@@ -96,7 +96,7 @@ DRAWN_RUN_KINDS: Final = {
     "retention": 9,
     "recreate_topic": 12,
     "lost_tail": 11,
-    "leader_move": 13,
+    "leader_move": 19,
 }
 # Kinds that end shortly before the healing, or take long: none begins late in a run.
 LONG_KINDS: Final = frozenset(

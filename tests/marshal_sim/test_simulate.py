@@ -60,10 +60,11 @@ from tests.support.handmade_evidence import (
 )
 from tests.support.partly import PARTLY
 
-# Of the first seeds those that are quick, and have each kind of fault between them.
-SEEDS = (0, 2, 3, 5, 6, 8, 9, 10, 11, 13, 16, 19, 21, 22)
-# By `make proof`. 111: an admin deletes a group; 140: a topic of the log is created again; both are rare.
-MORE_SEEDS = (*(seed for seed in range(99) if seed not in SEEDS), 111, 140)
+# Of the first seeds those that are quick, and have each kind of fault between them. 140: a topic of the log is created
+# again, which is rare.
+SEEDS = (0, 2, 3, 5, 6, 8, 9, 10, 11, 13, 16, 19, 21, 22, 33, 140)
+# By `make proof`. 111: an admin deletes a group, which is rare.
+MORE_SEEDS = (*(seed for seed in range(99) if seed not in SEEDS), 111)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ def test_handlers_that_give_back_and_end_messages_break_nothing(part: int) -> No
 
     crashes = frozenset({"crash"})
     runs = [simulate(seed, Options(answers=1), cluster) for seed in range(9 // part)]
-    runs += [simulate(seed, Options(answers=1, kinds=crashes), cluster) for seed in (1, 30, 44)]
+    runs += [simulate(seed, Options(answers=1, kinds=crashes), cluster) for seed in (1, 4, 30, 44)]
     assert not {run.seed: run.violations[:2] for run in runs if run.violations}
     evidence = [each.evidence for each in watched]
     assert sum(delivery.again_ms >= 0 for one in evidence for delivery in one.deliveries) > 200 // part
