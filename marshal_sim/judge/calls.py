@@ -160,7 +160,8 @@ def s24_heard(history: History) -> Iterator[Violation]:
                     yield Violation("S24", sent_ms, claim.epoch, text)
 
 
-STAGES: Final = {"claim": (None,), "revoking": ("claim",), "lost": ("claim", "revoking")}  # what comes before each
+# What comes before each. A hand-over whose successor goes is over, and may begin again (A3): it is told again.
+STAGES: Final = {"claim": (None,), "revoking": ("claim", "revoking"), "lost": ("claim", "revoking")}
 
 
 def s28_callbacks(history: History) -> Iterator[Violation]:
