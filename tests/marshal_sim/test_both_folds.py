@@ -56,7 +56,7 @@ def test_without_a_bug_the_judge_reads_the_same_from_both_folds(
         told = _folded(Oracle(number, root), evidence)
         assert _folded(ShippedFold(number, root), evidence) == told
         verdicts |= {(one.outcome, one.reason) for one in told if isinstance(one, Verdict)}
-    assert len(verdicts) > 6
+    assert len(verdicts) > 5
 
 
 def test_the_judge_of_a_hunt_folds_with_the_bug() -> None:
