@@ -766,7 +766,7 @@ class PartitionError(ClusterError):
     topic: str
     partition: int
     reason: str
-    _TEXT = "{topic}:{partition} cannot be read: {reason}"
+    _TEXT = "{topic}:{partition} cannot be used: {reason}"
 
 
 class DeserializationFailed(ClusterError):

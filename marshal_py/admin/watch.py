@@ -203,11 +203,12 @@ class Watch:
         observer = self.observer
         assert observer is not None
         now_ms = until_ms if until_ms is not None else observer.as_of_ms if self._in_cluster else observer.newest_ms()
-        pace = self._looking.pace
-        for judged in observer.read(self._group, False, now_ms - WINDOW_MS, RATE_RECORDS, until_ms, pace.read):
+        since_ms, look = now_ms - WINDOW_MS, self._looking.pace.read
+        asked = observer.read(self._group, since_ms=since_ms, records_max=RATE_RECORDS, until_ms=until_ms, look=look)
+        for judged in asked:
             self._listen(judged)
             self._read(observer, judged if not self._followed_ms else self._timed(observer, judged), now_ms)
-        pace.catch_up()
+        self._looking.pace.catch_up()
         if self._in_cluster:
             if not self._followed_ms and not self._states:  # from now on it counts
                 self._advisories = {log: Advisories(world) for log, world in observer.worlds.items()}

@@ -108,11 +108,11 @@ class Observer:
         since_ms: int | None = None,
         records_max: int | None = None,
         until_ms: int | None = None,
-        skip: Callable[[World, int], None] = lambda *_: None,
+        look: Callable[[World, int], None] = lambda *_: None,
     ) -> Iterator[Judged]:
         """Yields the records of the group's log, or of all, to their ends now, each log in order, from the newest
         confirmed snapshot (N9). `since_ms` (since 1970) or, if fewer, `records_max` in all logs: from one that leaves
-        none of these out. If these are fewer, `skip` gets, before any record, the world of a snapshot soon after
+        none of these out. If these are fewer, `look` gets, before any record, the world of a snapshot soon after
         `since_ms`, and its time. `back`: every record there is. `until_ms`: only what was written by then. A second
         call continues: iterate to the end. Raises HistoryTruncated (N10)."""
         found = self._ends_of(group)
@@ -135,7 +135,7 @@ class Observer:
         _for_each(begin, fresh)
         for log, world in sorted(skipped.items()):
             for time_ms in self.times_of(log, [world.next_offset - 1]).values():
-                skip(world, time_ms)
+                look(world, time_ms)
         untouched, left = set(fresh), replay.ATTEMPTS
         while True:
             try:

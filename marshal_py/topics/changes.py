@@ -61,12 +61,12 @@ def update(
             )
     topics = admin.topic_admin()
     more = partitions if partitions is not None and partitions > found.partitions else None
+    if more is not None and (settings or dry_run):
+        topics.grow(name, more, True)
     if settings:
-        if more is not None:
-            topics.grow(name, more, True)
         topics.alter(name, settings, dry_run)
-    if more is not None:
-        topics.grow(name, more, dry_run)
+    if more is not None and not dry_run:
+        topics.grow(name, more, False)
 
 
 def delete(admin: ClusterAdmin, name: str) -> None:

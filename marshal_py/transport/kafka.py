@@ -327,11 +327,11 @@ class KafkaLog:
 
     def _record(self, message: Message, log: int, at: int) -> LogRecord | None:
         """Returns what a message says; None for an error that is about the group, which librdkafka looks up though a
-        reader never uses it: harmless."""
+        reader never uses it: harmless; and for one of the log that the client has read before."""
         error = message.error()
         if error is None:
             return LogRecord(log, message.offset() or 0, message.value(), message.timestamp()[1], message.key())
-        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED or message.partition() not in (None, -1, log):
             return None
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             raise self._out_of_log(log, at, self.bounds(log, BOUNDS_TIMEOUT_S))

@@ -259,19 +259,19 @@ class NetworkFaults:
             return at + int(self._rng.random() * (end - at + 1))
         return end
 
-    def stall_ms(self) -> int:
-        """Draws how many ms a process stops between two of its steps. It is mostly 0."""
-        if not self.stop_step or self._rng.random() >= self.stop_step:
+    def _stop_ms(self, chance: float, most_ms: int) -> int:
+        if not chance or self._rng.random() >= chance:
             return 0
         self.faults += 1
-        return spread(self._rng, 1, self.stop_ms_max)
+        return spread(self._rng, 1, most_ms)
+
+    def stall_ms(self) -> int:
+        """Draws how many ms a process stops between two of its steps. It is mostly 0."""
+        return self._stop_ms(self.stop_step, self.stop_ms_max)
 
     def thread_ms(self) -> int:
         """Draws how many ms a thread of the user stops between two of its steps. It is mostly 0."""
-        if not self.stop_thread or self._rng.random() >= self.stop_thread:
-            return 0
-        self.faults += 1
-        return spread(self._rng, 1, self.thread_ms_max)
+        return self._stop_ms(self.stop_thread, self.thread_ms_max)
 
     def cancels(self, call: str) -> bool:
         """Draws whether a call of the user is cancelled where it waits. `call`: which one."""
@@ -282,16 +282,10 @@ class NetworkFaults:
 
     def lock_ms(self) -> int:
         """Draws how many ms a thread of the user stops where it has left a lock. It is mostly 0."""
-        if not self.stop_at_lock or self._rng.random() >= self.stop_at_lock:
-            return 0
-        self.faults += 1
-        return spread(self._rng, 1, self.thread_ms_max)
+        return self._stop_ms(self.stop_at_lock, self.thread_ms_max)
 
     def gate_ms(self) -> int:
         """Draws how many ms a process stops between `Member.may_deliver` and the call of the handler. It is mostly 0
         (X3).
         """
-        if not self.stop_gate or self._rng.random() >= self.stop_gate:
-            return 0
-        self.faults += 1
-        return spread(self._rng, 1, self.stop_ms_max)
+        return self._stop_ms(self.stop_gate, self.stop_ms_max)

@@ -193,12 +193,12 @@ def test_of_what_it_leaves_out_it_looks_at_a_snapshot(tmp_path: Path, monkeypatc
 
     since_ms = BEGIN_MS + (life.snapshots[0] - 5) * STEP_MS
     with observer(life.dump(tmp_path / "dump")) as looking:
-        now = list(looking.read(since_ms=since_ms, records_max=8, skip=look))
+        now = list(looking.read(since_ms=since_ms, records_max=8, look=look))
         assert [one.record.offset for one in now] == list(range(life.snapshots[2], life.end))
         ((at, time_ms, positions),) = looks
         assert (at, time_ms) == (life.snapshots[1], BEGIN_MS + (at - 1) * STEP_MS)
         assert positions < sum(one.position for one in looking.worlds[0].groups[GROUP].claims.values())
     for records_max, since in ((10_000, since_ms), (8, BEGIN_MS + life.end * STEP_MS)):
         with observer(life.dump(tmp_path / "dump")) as looking:
-            list(looking.read(since_ms=since, records_max=records_max, skip=look))
+            list(looking.read(since_ms=since, records_max=records_max, look=look))
     assert len(looks) == 1

@@ -186,7 +186,7 @@ def test_a_refused_partition_stops_no_consumer_and_one_that_may_read_nothing_get
             refuse(consumer, TopicPartition(other, 0))
             until(lambda: background.error, "nothing is left")
             assert isinstance(background.error, PartitionError)
-            assert f"{other}:0 cannot be read: Topic authorization failed" in str(background.error)
+            assert f"{other}:0 cannot be used: Topic authorization failed" in str(background.error)
         assert not consumer.cached_info().closed, "an admin may grant the right, and set the position"
         moved = marshal.group(group)
         moved.set_position(topic, "earliest")

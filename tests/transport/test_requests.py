@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from marshal_py.errors import ClusterUnreachable
+from marshal_py.errors import ClusterUnreachable, CoordinationError
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import kafka, kafka_admin, settings
 from marshal_py.transport.embedded import Broker
@@ -188,6 +189,19 @@ def test_pieces_of_a_log_are_read_by_one_client(brokers: Broker, monkeypatch: py
     assert len(log._idle) == 1, "that which read to its end; the other one was closed"
     monkeypatch.setattr(kafka, "IDLE_S", 0.0)
     until(lambda: (log.poll(0.0), not log._idle)[1], "it is closed")
+    log.close(0.0)
+
+
+def test_an_error_of_the_log_before_is_none_of_this_one(brokers: Broker) -> None:
+    """librdkafka gives a refused position out after the assignment has changed, too."""
+    log = KafkaTransport(brokers.bootstrap_servers, DEADLINE_S).log(LOG, "c", writes=False)
+
+    def refused(partition: int) -> Any:
+        return SimpleNamespace(error=lambda: KafkaError(KafkaError._AUTO_OFFSET_RESET), partition=lambda: partition)
+
+    assert log._record(refused(1), 0, 5) is None
+    with pytest.raises(CoordinationError):
+        log._record(refused(0), 0, 5)
     log.close(0.0)
 
 
