@@ -453,7 +453,8 @@ class AdminBusy(PeerError):
     """Another run has paused the group, and this operation was not given that pause (PROTOCOL.md M2).
 
     `by`: the run that paused it. `own`: whether that was a run of the same user on the same machine. `left_s`: how long
-    that run expects the pause to last; -1 if unknown. `signed`: whether the group has admin keys.
+    that run expects the pause to last; -1 if unknown. `signed`: whether the group has admin keys. `takes`: whether the
+    operation can be given a pause.
     """
 
     group: str
@@ -463,18 +464,22 @@ class AdminBusy(PeerError):
     token: int
     own: bool = False
     signed: bool = False
+    takes: bool = True
 
     def sentence(self) -> str:
         why = f" ({self.reason})" if self.reason else ""
         left = f", about {self.left_s:.0f} s left" if self.left_s >= 0 else ""
         who = f"another run of yours, {self.by}" if self.own else self.by or "an unnamed admin"
-        ways = (
-            f"work in that pause and leave it in place (--adopt, or --token {self.token}), take it over if that run is "
-            f"dead (--take-over), or end it (marshal resume {self.group}{' --sign-with FILE' if self.signed else ''})"
-            if self.own
-            else f"wait, name its token (--token {self.token}), or take the pause over (--take-over)"
-        )
-        return f"group {self.group!r} is paused by {who}{why}{left}: {ways}"
+        which, signs = "" if self.own else f" --token {self.token}", " --sign-with FILE" if self.signed else ""
+        end = f"end it (marshal resume {self.group}{which}{signs})"
+        if not self.takes:
+            ways = f"wait, or {end}"
+        elif self.own:
+            ways = f"""work in that pause and leave it in place (--adopt, or --token {self.token}), take it over if that
+            run is dead (--take-over), or {end}"""
+        else:
+            ways = f"wait, name its token (--token {self.token}), or take the pause over (--take-over)"
+        return f"group {self.group!r} is paused by {who}{why}{left}: {' '.join(ways.split())}"
 
 
 class AdminFailed(PeerError):
@@ -484,7 +489,8 @@ class AdminFailed(PeerError):
     ended the pause that the operation had made. PAUSE_BROKEN: a pause that was to be kept was over for a while; now it
     is ended. NOT_MOVED: no position moved, and none will (M7). UNKNOWN: the record
     was sent, and all positions moved or none did (M8); `command` finds out. REFUSED: a dry run found that the fold
-    would refuse a record (M12). `detail`: who, or why.
+    would refuse a record (M12). STILL_PAUSED: an error ended the operation, which could not end its own pause; that
+    lasts until `until`, and `command` ends it. `detail`: who, or why.
     """
 
     NO_PAUSE: ClassVar[str] = "no_pause"
@@ -493,11 +499,13 @@ class AdminFailed(PeerError):
     NOT_MOVED: ClassVar[str] = "not_moved"
     UNKNOWN: ClassVar[str] = "unknown"
     REFUSED: ClassVar[str] = "refused"
+    STILL_PAUSED: ClassVar[str] = "still_paused"
 
     group: str
     outcome: str
     detail: str
     command: str = ""
+    until: str = ""
 
     def sentence(self) -> str:
         return FAILED[self.outcome].format_map(vars(self))
@@ -514,6 +522,8 @@ FAILED: Final = {
     AdminFailed.UNKNOWN: "it is unknown whether the positions of group {group!r} moved, all or none ({detail}): "
     "{command} finds out",
     AdminFailed.REFUSED: "group {group!r} would not be changed: {detail}; look at the group, then try again",
+    AdminFailed.STILL_PAUSED: "{detail}; group {group!r} stays paused until {until}, because this operation could not "
+    "end its own pause: {command} ends it",
 }
 
 

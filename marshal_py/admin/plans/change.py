@@ -261,6 +261,7 @@ class DeletionPlan(ChangePlan):
     GroupDeleted. That somebody else has deleted it is a success, too."""
 
     what = "the deletion"
+    takes_pause = False
 
     def __init__(self, context: GroupContext, terms: Terms = USUAL, force: bool = True) -> None:
         if context.group is None:

@@ -18,11 +18,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Final, NamedTuple, TypeVar
 
 from msgspec import Struct, field
 
-from marshal_py.admin.views.pause_history import PauseHistory
+from marshal_py.admin.views.pause_history import Pause, PauseHistory
 from marshal_py.errors import (
     AdminFailed,
     AdminGaveUp,
@@ -32,6 +33,7 @@ from marshal_py.errors import (
     InvalidOption,
     KeyNeeded,
     MarshalError,
+    MessageTooLarge,
 )
 from marshal_py.log import replay
 from marshal_py.log.reader import POLL_S, LogReader
@@ -124,6 +126,12 @@ class GroupContext(NamedTuple):
     def group(self) -> Group | None:
         return self.world.groups.get(self.name)
 
+    @property
+    def own_pause(self) -> Pause | None:
+        """Returns the running pause if this run made it (M1)."""
+        pause = None if self.group is None else self.pause_history.running(self.group)
+        return pause if pause is not None and self.author.wrote(pause.by) else None
+
 
 class Terms(NamedTuple):
     """The terms on which an operation runs. `reason`: in the user's words, in its records (M1). `token`: of a running
@@ -146,6 +154,7 @@ class Operation:
     """Runs one operation on a group. Subclasses do the work in `act`. When it gives up, `close` undoes it."""
 
     creates = False  # whether it creates or revives a group; `act` then gets an empty group if there is none (F10.3)
+    takes_pause = True  # whether its user can give it a running pause (M2)
 
     def __init__(self, context: GroupContext, terms: Terms = USUAL) -> None:
         """Raises InvalidOption if the reason is too long."""
@@ -254,7 +263,16 @@ class Operation:
                 error = self.giving_up = AdminGaveUp(error.group, error.what, 0.0, pending=self.may_land(group))
             self.end(error)
         elif now.mono_ms - self._given_up_ms >= GRACE_INTERVALS * INTERVAL_MS:
-            self.end(self.close_error(error))
+            self.fail(self.close_error(error))
+
+    def fail(self, error: MarshalError) -> None:
+        """Ends the operation with `error`. If its own pause runs, as far as it has read, the error says that, too."""
+        pause, group = self.context.own_pause, self.context.group
+        if pause is not None and group is not None:
+            until = datetime.fromtimestamp(pause.expires_ms / 1000, UTC).isoformat(timespec="seconds")
+            command = f"marshal resume {group.name}{' --sign-with FILE' if group.keys else ''}"
+            error = AdminFailed(group.name, AdminFailed.STILL_PAUSED, str(error), command, until)
+        self.end(error)
 
     def end(self, error: MarshalError | None = None) -> None:
         self.ended, self.error = True, error
@@ -455,7 +473,7 @@ class OperationRunner:
             self._interrupted_s = self._interrupted_s or time.monotonic()
             self._wait(done)
         if failed:
-            raise failed[0]
+            raise failed[0] from operation.error
         if operation.error is not None:
             raise operation.error from (None if self._interrupted_s is None else KeyboardInterrupt())
 
@@ -481,13 +499,23 @@ class OperationRunner:
         failed: list[BaseException],
         done: threading.Event,
     ) -> None:
+        cause: MarshalError | None = None  # of the cluster
         try:
             while not operation.ended and not self._abandoned:
-                if self._interrupted_s is not None:
+                if self._interrupted_s is not None or failed:
                     operation.give_up(AdminGaveUp(self._name, "the operation", 0.0))  # the first reason counts
-                self._turn(operation, watcher, resolve)
-        except MarshalError as error:
-            operation.end(error)  # the log cannot be read further; the operation knows what is true now (M8)
+                try:
+                    self._turn(operation, None if failed else watcher, resolve)
+                except MarshalError as error:
+                    # One more turn tries to undo. What undoes is small, also where something else was too large.
+                    if cause is not None and not isinstance(error, MessageTooLarge):
+                        operation.fail(cause)  # the operation knows what is true now (M8)
+                    cause = cause or error
+                    operation.give_up(cause)
+                except Exception as error:  # of the watcher
+                    if failed:
+                        raise
+                    failed.append(error)
         except BaseException as error:
             failed.append(error)
         finally:
@@ -495,8 +523,6 @@ class OperationRunner:
             self._woken.release()
 
     def _turn(self, operation: Operation, watcher: Watcher | None, resolve: Resolve | None) -> None:
-        if (refused := self._reader.log.refused()) is not None:
-            raise refused
         step = operation.tick(self._clock.now())
         for record in step.send:
             self._append(record)
@@ -510,6 +536,8 @@ class OperationRunner:
             return
         left_s = (operation.deadline_ms - self._clock.now().mono_ms) / 1000
         self._fold(self._reader.poll(min(max(left_s, 0.0), POLL_S)), operation)
+        if (refused := self._reader.log.refused()) is not None:
+            raise refused
 
     def _resolve(self, operation: Operation, resolve: Resolve) -> None:
         try:

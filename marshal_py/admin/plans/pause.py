@@ -53,15 +53,10 @@ class PauseLock:
         self._was_over = False  # and no new one of ours was read yet
         self._read_ms = 0
 
-    def is_ours(self, group: Group) -> bool:
-        """Returns whether this run made the running pause (M1)."""
-        pause = self.operation.context.pause_history.running(group)
-        return pause is not None and self.operation.context.author.wrote(pause.by)
-
     def acquire(self, group: Group, now: Instant) -> bool:
         """At each tick: returns whether the group is in an adopted pause or our own, which it renews. Otherwise asks
         for one, or gives up."""
-        if self.is_ours(group):
+        if self.operation.context.own_pause is not None:
             if self.token != group.pause_change:
                 if self._was_over:
                     self.operation.report("paused_again", self.over_at[-1], offset=group.pause_change)
@@ -120,7 +115,7 @@ class PauseLock:
             return self.operation.pause_ended(pause_history.ended_by)
         if not group.paused or (not held_before and self._may_take(group)):
             return None
-        return busy(self.operation.context, group, now)
+        return busy(self.operation.context, group, now, takes=self.operation.takes_pause)
 
     def _may_take(self, group: Group) -> bool:
         terms = self.operation.terms
@@ -173,7 +168,7 @@ class PauseLock:
         (M9)."""
         if group.deleted or group.opaque_at != NONE:
             return True  # the fold accepts no ReleaseGroup of such a group
-        if not self.is_ours(group) and self.settled(group):
+        if self.operation.context.own_pause is None and self.settled(group):
             if not group.paused and self.adopted is None and self.token != NONE:
                 self.operation.report("resumed", offset=group.pause_change)
             return True
@@ -196,8 +191,8 @@ def is_named(context: GroupContext, group: Group, terms: Terms) -> bool:
     return pause is not None and context.author.is_also(pause.by)
 
 
-def busy(context: GroupContext, group: Group, now: Instant) -> AdminBusy:
-    """Returns the error that names the running pause's author, its reason and the time left."""
+def busy(context: GroupContext, group: Group, now: Instant, *, takes: bool = True) -> AdminBusy:
+    """Returns the error that names the running pause's author, its reason, the time left and the way out."""
     pause = context.pause_history.running(group)
     by, reason = (pause.by, pause.reason) if pause is not None else ("", "")
     return AdminBusy(
@@ -208,6 +203,7 @@ def busy(context: GroupContext, group: Group, now: Instant) -> AdminBusy:
         group.pause_change,
         own=context.author.is_also(by),
         signed=bool(group.keys),
+        takes=takes,
     )
 
 

@@ -166,7 +166,7 @@ class PositionPlan(Operation):
     def _leave_moved(self, group: Group, now: Instant) -> None:
         """Ends the operation after the move; if the pause stays, when its token is final. If the move ended it, the
         fold rejects our other records (F8.4)."""
-        stays = self.pause_lock.is_ours(group) or (group.paused and self.pause_lock.adopted is not None)
+        stays = self.context.own_pause is not None or (group.paused and self.pause_lock.adopted is not None)
         if self.resume or not stays or self.pause_lock.settled(group):
             self.token = group.pause_change if stays else NONE
             self.end()
