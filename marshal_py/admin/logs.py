@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from marshal_py.errors import (
@@ -24,35 +24,23 @@ from marshal_py.log import replay
 from marshal_py.log.reader import POLL_S, READ_TIMEOUT_S, LogReader
 from marshal_py.protocol.duties import SNAPSHOT_EVERY_RECORDS, Snapshotter
 from marshal_py.protocol.fold import rationalizer, snapshot
+from marshal_py.protocol.fold.snapshot import Stored
 from marshal_py.protocol.fold.world import CHECKPOINT_OFFSETS, World
 from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import HASH_NAME, NONE, TopicPartition
 from marshal_py.protocol.wire.records import Genesis, Snapshot
 from marshal_py.transport.clock import SystemClock
-from marshal_py.transport.ports import Bounds, ClusterAdmin, LogRecord, Transport
+from marshal_py.transport.ports import Bounds, ClusterAdmin, CoordinationLog, LogRecord, Transport
 
 CONFIRM_S: Final = 15.0  # a live consumer confirms within seconds; a silent one may be dead
 FLUSH_S: Final = 5.0
 INSTANCE_BYTES: Final = 16
 
 
-class Kept(NamedTuple):
-    """Says which records a log keeps, and why. `newest` and `older` are -1 if there is no such snapshot."""
-
-    log: int
-    first: int
-    end: int
-    newest: int  # checkpoint of the newest confirmed snapshot
-    older: int  # checkpoint of the confirmed snapshot before the newest
-    deletable: int  # snapshots and sessions do not need the records below this offset (N12); 0 if they need all
-    sessions: tuple[str, ...]  # client ids of the live sessions
-
-
 class Written(NamedTuple):
     """A confirmed snapshot at checkpoint `at`. `state_bytes`: 0 if not just written. `self_audit`: only its writer
     confirmed it."""
 
-    log: int
     at: int
     state_bytes: int
     self_audit: bool
@@ -104,28 +92,23 @@ class LogConnection:
         if self.world.next_offset == self.wanted:
             self.pieces = self.snapshotter.write()
 
-    def send(self, records: Iterable[Snapshot | Genesis]) -> None:
-        for record in records:
-            incarnation = record.incarnation if isinstance(record, Genesis) else record.genesis.incarnation
-            self._reader.log.append(self.number, b"", codec.encode(record, "", incarnation))
+    def clients(self) -> tuple[str, ...]:
+        """Returns the client ids of the live sessions."""
+        sessions = (session for group in self.world.groups.values() for session in group.sessions.values())
+        return tuple(sorted({session.join.client_id for session in sessions}))
 
-    def look(self) -> Kept:
-        confirmed = self.snapshotter.store.confirmed(self.bounds.first)
-        found = [*(stored.at for stored in confirmed), NONE, NONE]
-        sessions = [session for group in self.world.groups.values() for session in group.sessions.values()]
-        clients = tuple(sorted({session.join.client_id for session in sessions}))
-        return Kept(
-            self.number, self.bounds.first, self.bounds.end, found[0], found[1], self.snapshotter.deletable(), clients
-        )
+    def snapshots(self) -> list[int]:
+        """Returns the checkpoints of the confirmed snapshots, newest first."""
+        return [stored.at for stored in self.snapshotter.store.confirmed(self.bounds.first)]
 
     # --- a snapshot now
 
     def write(self, wait_s: float) -> Written | None:
         """Writes a snapshot of the newest checkpoint and waits up to `wait_s` for its confirmation (N5, N6). None for a
         log of fewer than 16 records."""
-        there = [stored for stored in self.snapshotter.store.confirmed() if stored.at == self.wanted]
-        if there:
-            return Written(self.number, self.wanted, 0, there[0].self_audit)
+        there = self._confirmed()
+        if there is not None:
+            return Written(self.wanted, 0, there.self_audit)
         if not self.wanted:
             return None
         if self.pieces is None:
@@ -133,17 +116,20 @@ class LogConnection:
                 if group.opaque_at != NONE:
                     raise GroupOpaque(group.name, group.opaque_at)
             raise HistoryTruncated(self.number, self.bounds.first)  # no Genesis: the log has not begun
-        self.send(self.pieces)
-        sessions = self.look().sessions
+        for piece in self.pieces:
+            _append(self._reader.log, self.number, piece)
+        sessions = self.clients()
         if not sessions:
             self._confirm_alone(self.pieces[0])
-        if not self.fold_until(lambda: self._confirmed(self.pieces), wait_s):
+        self.fold_until(lambda: self._confirmed() is not None, wait_s)
+        found = self._confirmed()
+        if found is None:
             raise SnapshotNotConfirmed(self.number, self.wanted, wait_s, sessions)
-        found = self.snapshotter.store.confirmed()[0]
-        return Written(self.number, self.wanted, sum(len(piece.data) for piece in self.pieces), found.self_audit)
+        return Written(self.wanted, sum(len(piece.data) for piece in self.pieces), found.self_audit)
 
-    def _confirmed(self, pieces: list[Snapshot] | None) -> bool:
-        return any(stored.at == self.wanted for stored in self.snapshotter.store.confirmed()) and pieces is not None
+    def _confirmed(self) -> Stored | None:
+        """Returns the snapshot of the newest checkpoint, once it is confirmed."""
+        return next((stored for stored in self.snapshotter.store.confirmed() if stored.at == self.wanted), None)
 
     def _confirm_alone(self, piece: Snapshot) -> None:
         """Confirms an own snapshot if no consumer lives that could, by a second fold (N6). `piece`: one of its
@@ -164,7 +150,8 @@ class LogConnection:
         again = replay.refold(log, base, piece.at)
         for key, stored in list(self.snapshotter.store.whole.items()):
             if key.instance == piece.instance and key.at == piece.at:
-                self.send(self.snapshotter.audited(stored, again))
+                for record in self.snapshotter.audited(stored, again):
+                    _append(log, self.number, record)
 
 
 class Logs:
@@ -213,16 +200,17 @@ class Logs:
 
     # --- deletion
 
-    def limit(self, kept: Kept, kept_s: float) -> int:
-        """Returns the offset below which records may be deleted (N12). `kept_s`: younger ones stay, and the snapshot to
-        read them from. Raises UnsupportedPlatform where offsets by time are unknown."""
-        if not kept.deletable:
-            return kept.first
-        tp = TopicPartition(self.topic, kept.log)
+    def limit(self, connection: LogConnection, kept_s: float) -> int:
+        """Returns the offset below which records may be deleted: neither snapshots nor sessions need them (N12).
+        `kept_s`: younger ones stay, and the snapshot to read them from. Raises UnsupportedPlatform where offsets by
+        time are unknown."""
+        number, deletable = connection.number, connection.snapshotter.deletable()
+        if not deletable:
+            return connection.bounds.first
+        tp = TopicPartition(self.topic, number)
         since_ms = SystemClock().now().wall_ms - round(kept_s * 1000)
-        before = min(kept.deletable, self.admin.offsets_at([tp], since_ms).get(tp, kept.deletable))
-        bounds = self._bounds(kept.log)
-        return replay.cut_of(self._log, kept.log, self.root() if kept.log else None, bounds, before)
+        before = min(deletable, self.admin.offsets_at([tp], since_ms).get(tp, deletable))
+        return replay.cut_of(self._log, number, self._reader.root_of(number), self._bounds(number), before)
 
     def delete(self, number: int, before: int) -> None:
         """Deletes a log's records below `before`. Raises PartitionError, UnsupportedPlatform."""
@@ -285,18 +273,14 @@ class Logs:
         deadline = time.monotonic() + self._reader.timeout_s
         # At a checkpoint that is not deleted: up to 15 copies of the Genesis, which every reader ignores (L5).
         while (at := bounds.end - bounds.end % CHECKPOINT_OFFSETS) < bounds.first:
-            self._append(number, root)
+            _append(self._log, number, root)
             bounds = self._wait_until_longer(number, bounds.end, deadline)
         for record in snapshot.founding(root, number, secrets.token_bytes(INSTANCE_BYTES), at):
-            self._append(number, record)
+            _append(self._log, number, record)
             bounds = self._wait_until_longer(number, bounds.end, deadline)
         world: World = replay.open_world(self._log, number, None if number == 0 else root, bounds)
         assert world.began_at == at, "what was read back is what was written"
         return Begun(number, at, bounds.first)
-
-    def _append(self, number: int, record: Genesis | Snapshot) -> None:
-        genesis = record if isinstance(record, Genesis) else record.genesis
-        self._log.append(number, b"", codec.encode(record, "", genesis.incarnation))
 
     def _wait_until_longer(self, number: int, end: int, deadline: float) -> Bounds:
         while (bounds := self._bounds(number)).end <= end:
@@ -309,3 +293,8 @@ class Logs:
             self._reader.poll(0.0)
             time.sleep(POLL_S / 10)
         return bounds
+
+
+def _append(log: CoordinationLog, number: int, record: Genesis | Snapshot) -> None:
+    genesis = record if isinstance(record, Genesis) else record.genesis
+    log.append(number, b"", codec.encode(record, "", genesis.incarnation))

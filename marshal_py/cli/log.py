@@ -30,7 +30,6 @@ from marshal_py.cli.options import (
     Since,
     Until,
     command,
-    number_or_none,
     require_group,
     say_where_it_begins,
 )
@@ -430,25 +429,21 @@ def snapshot(
 
 def _one(logs: Logs, connection: LogConnection, truncate: bool, kept_s: float, wait_s: float, dry_run: bool) -> Kept:
     """Writes the snapshot of one log, and truncates it; in a dry run only says what it would do."""
-    written = None
-    if not dry_run:
-        written = connection.write(wait_s)
-    kept = connection.look()
-    deleted_before = None
-    if truncate:
-        before = logs.limit(kept, kept_s)
-        if before > kept.first:
-            if not dry_run:
-                logs.delete(kept.log, before)
-            deleted_before = before
+    written = None if dry_run else connection.write(wait_s)
+    bounds, deleted_before = connection.bounds, None
+    newest, older, *_ = [*connection.snapshots(), None, None]
+    if truncate and (before := logs.limit(connection, kept_s)) > bounds.first:
+        deleted_before = before
+        if not dry_run:
+            logs.delete(connection.number, before)
     return Kept(
-        log=kept.log,
-        first=kept.first,
-        end=kept.end,
-        clients=list(kept.sessions),
+        log=connection.number,
+        first=bounds.first,
+        end=bounds.end,
+        clients=list(connection.clients()),
         outcome="dry_run" if dry_run else _outcome(written),
-        snapshot=number_or_none(connection.wanted if dry_run and connection.wanted else kept.newest),
-        older=number_or_none(kept.older),
+        snapshot=(connection.wanted or newest) if dry_run else newest,
+        older=older,
         state_bytes=written.state_bytes if written is not None else None,
         deleted_before=deleted_before,
     )
