@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -25,7 +25,7 @@ from marshal_py.client.messages.message import Message
 from marshal_py.client.metrics import LOOPBACK, metrics_url, serve
 from marshal_py.client.signals import stop_on_signals
 from marshal_py.client.values import position_text
-from marshal_py.client.values.options import HEARTBEAT_INTERVAL_S
+from marshal_py.client.values.options import HEARTBEAT_INTERVAL_S, ConsumerOptions
 from marshal_py.errors import InvalidOption, TopicMissing
 from marshal_py.protocol.wire.records import PRIORITY_MAX
 from marshal_py.topics.keys import SubjectKey, subject_key
@@ -48,8 +48,8 @@ class ConsumeOptions(DecodingOptions):
             metavar="WHERE", help=f"Where to begin partitions that the group has never read: {position_text.RULE}."
         ),
     ] = "committed"
-    heartbeat_interval: Annotated[
-        float, typer.Option(metavar="SECONDS", help="A take-over takes about two of these.")
+    heartbeat_interval_s: Annotated[
+        float, typer.Option("--heartbeat-interval", metavar="SECONDS", help="A take-over takes about two of these.")
     ] = HEARTBEAT_INTERVAL_S
     max_messages: Annotated[int | None, typer.Option(min=1, help="Stop after this many messages.")] = None
     member: Annotated[
@@ -69,20 +69,20 @@ class ConsumeOptions(DecodingOptions):
         int | None, typer.Option(min=1, help="Policy overflow: or while so many are delivered and not acknowledged.")
     ] = None
     policy: Annotated[str | None, typer.Option(help="How consumers share partitions: balanced or greedy.")] = None
-    release_behind: Annotated[
+    release_behind_s: Annotated[
         float | None,
         typer.Option(
+            "--release-behind",
             metavar="SECONDS",
-            help="Policy greedy: over windows of so many seconds, give partitions away "
-            "on which this consumer falls behind. Without it, it keeps them.",
+            help="Policy greedy: over windows of so many seconds, give partitions away on which this consumer falls "
+            "behind. Without it, it keeps them.",
         ),
     ] = None
     on_topic_recreated: Annotated[
         Literal["fail", "earliest"],
         typer.Option(
-            help="For a topic that was deleted and created again, where the group's "
-            "settings say nothing: its partitions are parked, or consumed from "
-            "their beginnings."
+            help="For a topic that was deleted and created again, where the group's settings say nothing: its "
+            "partitions are parked, or consumed from their beginnings."
         ),
     ] = "fail"
     max_deliver: Annotated[
@@ -116,23 +116,9 @@ class ConsumeOptions(DecodingOptions):
     ] = None
 
     def of_consumer(self) -> dict[str, Any]:
-        """Returns the arguments of `Marshal.consumer` after the topics."""
-        return {
-            "delivery": self.delivery,
-            "start": self.start,
-            "policy": self.policy,
-            "member": self.member,
-            "priority_group": self.priority_group,
-            "priority": self.priority,
-            "min_pending": self.min_pending,
-            "min_ack_pending": self.min_ack_pending,
-            "heartbeat_interval_s": self.heartbeat_interval,
-            "release_behind_s": self.release_behind,
-            "on_topic_recreated": self.on_topic_recreated,
-            "max_deliver": self.max_deliver,
-            "dead_letter_topic": self.dead_letter_topic,
-            **self.deserializers(),
-        }
+        """Returns the arguments of `Marshal.consumer` after the topics: the options here that are called like its."""
+        names = {field.name for field in fields(self)}.intersection(field.name for field in fields(ConsumerOptions))
+        return {name: getattr(self, name) for name in names} | self.deserializers()
 
 
 @command

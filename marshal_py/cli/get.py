@@ -55,6 +55,9 @@ class ScanBar:
 EXAMPLE: Final = output.example("marshal get users --multi-last '1234.>' --up-to-time 2026-01-31T12:00:00Z")
 PAGE: Final = 1_000  # messages of a page, where --all asks for every one
 HEX_BYTES: Final = 16  # of a line
+ASKED: Final = (  # options that go to a GetRequest as they are
+    *("offset", "start_time", "last_by_key", "next_by_key", "batch", "max_bytes", "multi_last", "up_to_time"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,17 +111,7 @@ class GetOptions(DecodingOptions):
     def request(self, key: str | None) -> GetRequest:
         """Returns what is asked for. `key`: the one that was named without an option. Options that do not go together
         end the command with exit code 2."""
-        asked: dict[str, Any] = {
-            "offset": self.offset,
-            "start_time": self.start_time,
-            "last_by_key": self.last_by_key,
-            "next_by_key": self.next_by_key,
-            "batch": self.batch,
-            "max_bytes": self.max_bytes,
-            "multi_last": self.multi_last or None,
-            "up_to_time": self.up_to_time,
-        }
-        asked = {name: value for name, value in asked.items() if value is not None}
+        asked: dict[str, Any] = {name: value for name in ASKED if (value := getattr(self, name)) not in (None, [])}
         if key is not None:
             if asked or self.up_to_offset or self.every:
                 raise typer.BadParameter("KEY alone means its last message: use --last or --next together with options")
