@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
 from marshal_py.history.lag import LagSeries, PositionSampler
@@ -21,9 +22,6 @@ class Period(NamedTuple):
     to_ms: int
     cut: bool = False
 
-    def excludes(self, record: LogRecord) -> bool:
-        return self.cut and record.timestamp_ms > self.to_ms
-
 
 def picture_of(observer: Observer, group: str, period: Period) -> Picture | None:
     """Returns the picture of a group in a period, None if its log does not know it. It begins later if older records
@@ -31,8 +29,6 @@ def picture_of(observer: Observer, group: str, period: Period) -> Picture | None
     world, records = _reach(observer, group, period)
     reader = PictureReader(world, group, period.from_ms, period.to_ms)
     for record in records:
-        if period.excludes(record):
-            break
         reader.read(record.offset, record.timestamp_ms, record.value)
     return reader.finish(observer.ends_at) if group in world.groups else None
 
@@ -42,8 +38,6 @@ def lag_over_time(observer: Observer, group: str, period: Period) -> LagSeries |
     world, records = _reach(observer, group, period)
     sampler = PositionSampler(period.from_ms, period.to_ms)
     for record in records:
-        if period.excludes(record):
-            break
         sampler.before(world.groups.get(group), record.timestamp_ms)
         rationalizer.apply(world, record.offset, record.value)
     known = world.groups.get(group)
@@ -51,6 +45,9 @@ def lag_over_time(observer: Observer, group: str, period: Period) -> LagSeries |
 
 
 def _reach(observer: Observer, group: str, period: Period) -> tuple[World, Iterator[LogRecord]]:
-    """Returns the world before a period, and the records after it."""
+    """Returns the world before a period, and the records of it."""
     (log,) = observer.logs_of(group)
-    return observer.history(log, observer.first_since([log], period.from_ms)[log])
+    world, records = observer.history(log, observer.first_since([log], period.from_ms)[log])
+    if period.cut:
+        records = takewhile(lambda record: record.timestamp_ms <= period.to_ms, records)
+    return world, records
