@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Self
 from urllib.parse import unquote
 
 from marshal_py.admin.views import exposition
+from marshal_py.admin.views.exposition import Family
 from marshal_py.admin.watch import Watch
 from marshal_py.client.metrics import port_error
 from marshal_py.errors import MarshalError
@@ -49,6 +50,22 @@ class _Picture(NamedTuple):
     took_s: float = 0.0
     scalers: Mapping[str, dict[str, Any]] = {}
     made_s: float = 0.0  # on a clock that only grows
+
+
+OWN: Final = (  # about the exporter itself
+    Family(
+        "marshal_exporter_up",
+        "1 if the last refresh succeeded; while it is 0, figures of groups are old.",
+        lambda picture: int(not picture.problem),
+    ),
+    Family(
+        "marshal_exporter_last_refresh_timestamp_seconds",
+        "When the figures of groups were made.",
+        lambda picture: picture.as_of_ms / 1000,
+    ),
+    Family("marshal_exporter_refresh_seconds", "How long the last refresh took.", lambda picture: picture.took_s),
+    Family("marshal_exporter_groups", "Groups that are shown.", lambda picture: picture.groups),
+)
 
 
 class GroupsExporter:
@@ -115,7 +132,7 @@ class GroupsExporter:
         if not picture.problem and time.monotonic() - picture.made_s > self._late_s:
             picture = picture._replace(problem="the cluster has not answered in time")
         if path == "/metrics":
-            return Answer(200, TEXT, _own(picture), picture.page)
+            return Answer(200, TEXT, b"".join(exposition.lines_of(one, [("", picture)]) for one in OWN), picture.page)
         if path == "/healthz":  # a restart would not bring the cluster back, so this process is well
             return _as_json(200, {"ok": not picture.problem, "problem": picture.problem, "as_of_ms": picture.as_of_ms})
         if not path.startswith("/keda/"):
@@ -131,20 +148,6 @@ class GroupsExporter:
 
 def _as_json(status: int, value: Mapping[str, Any]) -> Answer:
     return Answer(status, "application/json", json.dumps(value).encode() + b"\n")
-
-
-def _own(picture: _Picture) -> bytes:
-    """Returns the lines about the exporter itself."""
-    figures = (
-        ("up", "1 if the last refresh succeeded; while it is 0, figures of groups are old.", int(not picture.problem)),
-        ("last_refresh_timestamp_seconds", "When the figures of groups were made.", picture.as_of_ms / 1000),
-        ("refresh_seconds", "How long the last refresh took.", round(picture.took_s, 3)),
-        ("groups", "Groups that are shown.", picture.groups),
-    )
-    names = ((f"marshal_exporter_{name}", text, value) for name, text, value in figures)
-    return "".join(
-        f"# HELP {name} {text}\n# TYPE {name} gauge\n{name} {value}\n" for name, text, value in names
-    ).encode()
 
 
 def _handler(exporter: GroupsExporter) -> type[BaseHTTPRequestHandler]:

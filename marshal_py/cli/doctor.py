@@ -10,8 +10,9 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
@@ -19,9 +20,9 @@ from msgspec import Struct, convert, json
 
 from marshal_py.admin import examination
 from marshal_py.admin.examination import Examination
-from marshal_py.admin.views import diagnosis
+from marshal_py.admin.views import diagnosis, exposition
 from marshal_py.admin.views.diagnosis import Limits
-from marshal_py.admin.views.exposition import escaped
+from marshal_py.admin.views.exposition import Family, Labelled, escaped
 from marshal_py.admin.views.group_info import Check, GroupCheck
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import prints
@@ -241,15 +242,14 @@ def as_nagios(found: GroupCheck, limits: Limits) -> Iterator[str]:
 
 def as_prometheus(found: GroupCheck, limits: Limits) -> Iterator[str]:
     """Yields the lines of a file of metrics. What is unknown has no line, so that it is absent and not 0."""
-    of_group = f'group="{escaped(found.group)}"'
-    yield from _metric("state", "0 ok, 1 warning, 2 critical, 3 unknown.", {of_group: found.exit_code})
+    for family in METRICS:
+        lines = exposition.lines_of(family, [(f'group="{escaped(found.group)}"', found)])
+        yield from lines.decode().splitlines()
+
+
+def _findings(found: GroupCheck) -> Labelled:
     counts = Counter((one.name, one.level) for one in found.checks)
-    findings = {f'{of_group},check="{escaped(name)}",level="{level}"': count for (name, level), count in counts.items()}
-    yield from _metric("findings", "What was found, by check and level.", findings)
-    for field, (_, name, text) in FIGURES.items():
-        if (value := _value(found, field)) is not None:
-            yield from _metric(name, text, {of_group: value})
-    yield from _metric("time_seconds", "When the check was made, since 1970.", {of_group: round(time.time(), 3)})
+    return [("", f'check="{escaped(name)}",level="{level}"', count) for (name, level), count in counts.items()]
 
 
 def _value(found: GroupCheck, field: str) -> float | None:
@@ -258,13 +258,14 @@ def _value(found: GroupCheck, field: str) -> float | None:
     return 0 if value is None and field == "oldest_s" and found.lag == 0 else value
 
 
-def _metric(name: str, text: str, values: Mapping[str, float]) -> Iterator[str]:
-    if values:
-        yield f"# HELP marshal_check_{name} {text}"
-        yield f"# TYPE marshal_check_{name} gauge"
-    for labels, value in values.items():
-        yield f"marshal_check_{name}{{{labels}}} {value}"
-
-
+METRICS: Final = (
+    Family("marshal_check_state", "0 ok, 1 warning, 2 critical, 3 unknown.", lambda found: found.exit_code),
+    Family("marshal_check_findings", "What was found, by check and level.", _findings),
+    *(
+        Family(f"marshal_check_{name}", text, partial(_value, field=field))
+        for field, (_, name, text) in FIGURES.items()
+    ),
+    Family("marshal_check_time_seconds", "When the check was made, since 1970.", lambda _: time.time()),
+)
 FORMS: Final = {"text": as_text, "json": as_json, "nagios": as_nagios, "prometheus": as_prometheus}
 ASKED: Final = re.compile(rf"--json( |$)|--format[ =](?P<form>{'|'.join(FORMS)})( |$)")

@@ -346,22 +346,20 @@ def page(
         (dialect.partitions, partitions),
         (dialect.ends, ends.items()),
     )
-    return [_lines(family, subjects) for families, subjects in levels for family in families]
+    return [lines_of(family, subjects) for families, subjects in levels for family in families]
 
 
-def _lines(family: Family, subjects: Iterable[tuple[str, Any]]) -> bytes:
-    """Returns the lines of one metric. `subjects`: with their labels."""
+def lines_of(family: Family, subjects: Iterable[tuple[str, Any]]) -> bytes:
+    """Returns the lines of one metric; none if nothing of it is known. `subjects`: with their labels."""
     name = f"{family.name}_total" if family.kind == "counter" else family.name
     lines = []
     for labels, subject in subjects:
         found = family.value(subject)
-        if isinstance(found, int | float):
-            lines.append(f"{name}{{{labels}}} {found if isinstance(found, int) else round(found, 3)}\n")
-        elif found is not None:
-            for suffix, more, value in found:
-                if value is not None:
-                    figure = value if isinstance(value, int) else round(value, 3)
-                    lines.append(f"{name}{suffix}{{{labels}{',' if more else ''}{more}}} {figure}\n")
+        for suffix, more, value in [("", "", found)] if isinstance(found, int | float | None) else found:
+            if value is not None:
+                named = f"{labels},{more}" if labels and more else labels or more
+                figure = value if isinstance(value, int) else round(value, 3)
+                lines.append(f"{name}{suffix}{f'{{{named}}}' if named else ''} {figure}\n")
     head = f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n" if lines else ""
     return (head + "".join(lines)).encode()
 
