@@ -12,15 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from marshal_py.admin.plans.operation import (
-    GRACE_INTERVALS,
-    INTERVAL_MS,
-    USUAL,
-    GroupContext,
-    Operation,
-    Terms,
-    holders,
-)
+from marshal_py.admin.plans.operation import GRACE_INTERVALS, INTERVAL_MS, USUAL, GroupContext, Operation, Terms
 from marshal_py.admin.plans.pause import Drain, PauseLock, name_of
 from marshal_py.admin.plans.sessions import RemovePlan
 from marshal_py.client.values.options import (
@@ -210,8 +202,10 @@ class ConfigPlan(ChangePlan):
         create or revive the group; one with these settings is left as it is."""
         group = context.group
         self.creates = create
-        if not create:
-            check_changeable(context)
+        if group is None and not create:
+            raise GroupMissing(context.name, "has never been used: create it, or correct the name")
+        if group is not None and group.deleted and not create:
+            raise GroupDeleted(context.name)
         self._edit: Edit | None = wanted if callable(wanted) else None
         self.base: GroupConfig = base_of(group)
         self.wanted: dict[str, Any] = check_settings(wanted(self.base) if callable(wanted) else wanted)
@@ -294,14 +288,26 @@ class ShrinkPlan(ChangePlan):
     partitions: int
 
     def __init__(self, context: GroupContext, topic: str, partitions: int, terms: Terms = USUAL) -> None:
-        """Plans to shrink `topic` to Kafka's number of `partitions`. Raises GroupMissing, or InvalidOption unless it is
-        smaller than the log's."""
-        known = check_shrink(context, topic, partitions)
+        """Plans to shrink `topic` to Kafka's number of `partitions`, and forget what is `cut` off. Raises GroupMissing,
+        GroupDeleted, or InvalidOption unless it is smaller than the log's."""
+        group = context.group
+        if group is not None and group.deleted:
+            raise GroupDeleted(context.name)
+        if group is None or topic not in group.topics:
+            near = suggestion(topic, () if group is None else group.topics)
+            raise GroupMissing(context.name, f"has never consumed topic {topic!r}{near}")
+        known = group.topics[topic]
+        if not 1 <= partitions <= PARTITION_MAX or partitions >= known.count:
+            raise InvalidOption(
+                "partitions",
+                partitions,
+                f"1 to {known.count - 1}: {topic!r} has {known.count} in this group, and it grows by itself",
+            )
         self.topic, self.partitions = topic, partitions
         self.what: str = f"the partitions of {topic}"
-        self.looked_at: int = known[1]
-        cut = {TopicPartition(topic, number) for number in range(partitions, known[0])}
-        super().__init__(context, terms, True, cut)
+        self.looked_at: int = known.offset
+        self.cut: set[TopicPartition] = {TopicPartition(topic, number) for number in range(partitions, known.count)}
+        super().__init__(context, terms, True, self.cut)
 
     def record(self, group: Group, token: int) -> Topology:
         return Topology(self.topic, self.partitions, self.looked_at, token, self.by)
@@ -322,35 +328,3 @@ def other_settings(group: Group | None, wanted: Wanted) -> AlreadyExists | None:
     if group is None or not exists(group) or not (found := differences(group, wanted)):
         return None
     return AlreadyExists("group", group.name, found)
-
-
-def check_changeable(context: GroupContext) -> None:
-    """Checks that the settings of the group can be changed. Raises GroupMissing, GroupDeleted."""
-    group = context.group
-    if group is None:
-        raise GroupMissing(context.name, "has never been used: create it, or correct the name")
-    elif group.deleted:
-        raise GroupDeleted(context.name)
-
-
-def check_shrink(context: GroupContext, topic: str, partitions: int) -> tuple[int, int]:
-    """Returns how many partitions the log names, and the offset of that Topology. Raises GroupDeleted, GroupMissing or
-    InvalidOption if it cannot shrink."""
-    known = context.group.topics.get(topic) if context.group is not None else None
-    if context.group is not None and context.group.deleted:
-        raise GroupDeleted(context.name)
-    if known is None:
-        topics = context.group.topics if context.group is not None else ()
-        raise GroupMissing(context.name, f"has never consumed topic {topic!r}{suggestion(topic, topics)}")
-    if not 1 <= partitions <= PARTITION_MAX or partitions >= known.count:
-        raise InvalidOption(
-            "partitions",
-            partitions,
-            f"1 to {known.count - 1}: {topic!r} has {known.count} in this group, and it grows by itself",
-        )
-    return known.count, known.offset
-
-
-def held_beyond(group: Group, topic: str, partitions: int) -> dict[TopicPartition, int]:
-    """Returns the owned partitions that a shrink of `topic` to `partitions` takes away, with their owners' sessions."""
-    return {tp: owner for tp, owner in holders(group).items() if tp.topic == topic and tp.partition >= partitions}

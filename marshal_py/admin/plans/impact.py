@@ -16,22 +16,13 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from marshal_py.admin.plans.change import Edit, check_changeable, check_shrink, exists, held_beyond, other_settings
-from marshal_py.admin.plans.operation import USUAL, GroupContext, Terms
+from marshal_py.admin.plans.change import ConfigPlan, Edit, ShrinkPlan, exists
+from marshal_py.admin.plans.operation import USUAL, GroupContext, Terms, holders
 from marshal_py.admin.plans.pause import busy, is_named, name_of
 from marshal_py.admin.plans.sessions import find_session
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.recreated_topics import RecreatedTopic
-from marshal_py.client.values.options import (
-    Wanted,
-    base_of,
-    changes_mode,
-    check_settings,
-    check_wanted,
-    settings_named,
-    settings_of,
-    settle,
-)
+from marshal_py.client.values.options import Wanted, settings_named, settings_of
 from marshal_py.errors import AdminFailed, GroupMissing
 from marshal_py.history.explain import describe
 from marshal_py.protocol.fold import rationalizer
@@ -49,7 +40,6 @@ from marshal_py.protocol.wire.records import (
     ReleaseGroup,
     ReleasingPartition,
     SetPosition,
-    Topology,
 )
 
 
@@ -149,26 +139,17 @@ def of_deletion(context: GroupContext, force: bool = False) -> Impact:
 def of_settings(context: GroupContext, wanted: Wanted | Edit, create: bool) -> Impact:
     """Returns what a change to `wanted` (or a function that makes it) or with `create` a creation would do, folded onto
     a clone. Raises as the operation, and AdminFailed if the fold rejects the record."""
-    if not create:
-        check_changeable(context)
-    group = context.group
-    checked = check_settings(wanted(base_of(group)) if callable(wanted) else wanted)
-    if create and (refused := other_settings(group, checked)):
-        raise refused
+    plan, group = ConfigPlan(context, wanted, create=create), context.group
     if create and exists(group):
         return Impact([f"group {context.name!r} has these settings already: nothing would be done."], {}, {})
-    check_wanted(group, checked)
-    in_pause = changes_mode(group, checked)
-    before = settings_of(group)
-    observed = NONE if group is None else group.config_offset
-    world, token = clone(context.world, context.name), NONE
-    if in_pause:
-        token = drained(context, world).pause_change
+    before, in_pause = settings_of(group), plan.changes_mode
+    world = clone(context.world, context.name)
+    token = drained(context, world).pause_change if in_pause else NONE
     if world.genesis is not None:  # else nobody used the log yet, and whatever comes first is accepted
-        rehearse(world, context.name, settle(base_of(group), checked, observed, token, context.author.by))
+        rehearse(world, context.name, plan.record(group or Group(context.name), token))
         after = settings_of(world.groups.get(context.name))
     else:
-        after = settings_named(base_of(group), checked)
+        after = settings_named(plan.base, plan.wanted)
     there = world.groups.get(context.name)
     releases = {} if group is None else _releases(group) if in_pause else _reassigned(there)
     changed = {
@@ -188,7 +169,7 @@ def of_settings(context: GroupContext, wanted: Wanted | Edit, create: bool) -> I
     if in_pause and group is not None:
         does.append(
             f"it would be paused for that, and its {len(group.sessions)} consumers would end with "
-            f"ModeMismatch: start them again with delivery={checked['delivery']!r}."
+            f"ModeMismatch: start them again with delivery={plan.wanted['delivery']!r}."
         )
     elif releases and not (after["members"] or after["mappings"]):
         does.append("nobody would consume until the group has members or mappings again (--add-member, --map).")
@@ -214,21 +195,21 @@ def _text(value: Any) -> str:
 
 def of_shrink(context: GroupContext, topic: str, partitions: int) -> Impact:
     """Returns what a shrink would do, folded onto a clone. Raises GroupMissing, InvalidOption, AdminFailed."""
-    count, offset = check_shrink(context, topic, partitions)
-    group = _there(context)
+    plan, group = ShrinkPlan(context, topic, partitions), _there(context)
     lost = {
         str(tp): {"from": position, "to": None}
         for tp, position in sorted(overview.positions(group).items())
-        if tp.topic == topic and tp.partition >= partitions
+        if tp in plan.cut
     }
     world = clone(context.world, context.name)
-    rehearse(world, context.name, Topology(topic, partitions, offset, drained(context, world).pause_change))
+    rehearse(world, context.name, plan.record(group, drained(context, world).pause_change))
     does = [
-        f"{topic!r} would have {partitions} partitions in group {group.name!r} instead of {count}; {len(lost)} "
-        "positions would be forgotten; the group would be paused for that."
+        f"{topic!r} would have {partitions} partitions in group {group.name!r} instead of {group.topics[topic].count}; "
+        f"{len(lost)} positions would be forgotten; the group would be paused for that."
     ]
-    held = held_beyond(group, topic, partitions)
-    return Impact(does, {str(tp): name_of(group, owner) for tp, owner in sorted(held.items())}, lost)
+    return Impact(
+        does, {str(tp): name_of(group, owner) for tp, owner in sorted(holders(group, plan.cut).items())}, lost
+    )
 
 
 def _there(context: GroupContext) -> Group:
