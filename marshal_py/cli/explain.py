@@ -13,12 +13,12 @@ from msgspec import Struct, structs
 
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import Time, prints, time_of, with_fields
-from marshal_py.cli.options import ReadOptions, ReadTableOptions, command, number_or_none, require_group
+from marshal_py.cli.options import ReadOptions, ReadTableOptions, command, require_group
 from marshal_py.cli.watching import Every, show
 from marshal_py.client.values.position_text import EARLIEST, OFFSET, moment_of, parse
 from marshal_py.errors import GroupDeleted, InvalidOption
 from marshal_py.history import explain as history
-from marshal_py.history.explain import LINES_MAX, Cut, Explanation, Line, Standing, load_state
+from marshal_py.history.explain import LINES_MAX, Cut, Difference, Explanation, Line, PartitionStanding, load_state
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire import records as parking
@@ -28,24 +28,6 @@ from marshal_py.transport.ports import LogRecord
 
 EXAMPLE: Final = output.example("marshal explain billing orders:0 --json")
 LAST_HOUR: Final = "-1h"  # of what changed in a group, if nobody says since when
-
-
-class Consumer(Struct, frozen=True):
-    """A session, and the client id of its consumer."""
-
-    session: int
-    client_id: str
-
-
-class PartitionStanding(Struct, frozen=True):
-    """The state of a partition. `owner`: the client id of `session`. `parked`: why nobody may own it."""
-
-    owner: str | None
-    session: int | None
-    epoch: int | None
-    position: int | None
-    generation: int
-    parked: str | None
 
 
 class RecordLine(Struct, frozen=True):
@@ -60,15 +42,6 @@ class RecordLine(Struct, frozen=True):
     reason: str
     time: Time | None
     text: str
-
-
-class Changed(Struct, frozen=True):
-    """A partition at two points of the log."""
-
-    topic: str
-    partition: int
-    from_: PartitionStanding
-    to: PartitionStanding
 
 
 Explained: Final = with_fields(
@@ -89,21 +62,8 @@ Explained: Final = with_fields(
 )
 
 
-class GroupChange(Struct, frozen=True):
-    """What changed in a group. `settings`: "from" and "to" of each. `records`: how many of each type. `left_out`: how
-    many records are older than those of `notable`."""
-
-    group: str
-    from_offset: int
-    to_offset: int
-    joined: list[Consumer]
-    ended: list[Consumer]
-    partitions: list[Changed]
-    settings: dict[str, dict[str, Any]]
-    records: dict[str, int]
-    notable: list[RecordLine]
-    notices: list[str]
-    left_out: int
+# `left_out`: how many records are older than those of `notable`.
+GroupChange: Final = with_fields("GroupChange", Difference, notable=list[RecordLine], notices=list[str], left_out=int)
 
 
 class Divergence(Struct, frozen=True):
@@ -229,7 +189,7 @@ def _explain(options: ReadTableOptions, group: str, partition: str, cut: Cut, be
                 "partition": int(number),
                 "at_offset": found.at_offset,
                 "at": time_of(found.at_ms),
-                **structs.asdict(_standing(found.standing)),
+                **structs.asdict(found.standing),
                 "paused": found.paused,
                 "deleted": found.deleted,
                 "unserved": found.unserved or None,
@@ -257,8 +217,8 @@ def _notices(options: ReadOptions, group: str, cut: Cut) -> list[str]:
 def _sentences(group: str, found: Explanation, began_at: int, way_back: str) -> Iterator[str]:
     """Yields what was found of a partition."""
     now, partition = found.standing, f"{found.tp.topic}:{found.tp.partition}"
-    owner = f"owned by {now.client_id} (session {now.owner})" if now.owner != NONE else "owned by nobody"
-    position = f"position {now.position}" if now.position != NONE else "without a position"
+    owner = f"owned by {now.owner} (session {now.session})" if now.owner is not None else "owned by nobody"
+    position = f"position {now.position}" if now.position is not None else "without a position"
     parked = f", parked: {parking.parked_text(group, found.tp, now.parked)}" if now.parked else ""
     unserved = f", {found.unserved}" if found.unserved else ""
     paused = ", the group is paused" if found.paused else ", the group is deleted" if found.deleted else ""
@@ -285,37 +245,21 @@ def _diff(options: ReadTableOptions, group: str, earlier: Cut, later: Cut, count
     if not options.for_people:
         notable = [_line(line) for line in found.notable[left_out:]]
         options.show(
-            GroupChange(
-                group=group,
-                from_offset=found.from_offset,
-                to_offset=found.to_offset,
-                joined=[Consumer(session, name) for session, name in found.joined],
-                ended=[Consumer(session, name) for session, name in found.ended],
-                partitions=[
-                    Changed(tp.topic, tp.partition, _standing(old), _standing(new))
-                    for tp, (old, new) in found.partitions.items()
-                ],
-                settings={key: {"from": old, "to": new} for key, (old, new) in found.settings.items()},
-                records=dict(found.records),
-                notable=notable,
-                notices=notices,
-                left_out=left_out,
-            ),
+            {**structs.asdict(found), "notable": notable, "notices": notices, "left_out": left_out},
             notable,
             RecordLine.__struct_fields__,
         )
         return
     start = "the beginning" if found.from_offset == NONE else f"offset {found.from_offset}"
     print(f"group {group!r} from {start} to offset {found.to_offset}")
-    for session, name in found.joined:
-        print(f"+ {name} joined (session {session})")
-    for session, name in found.ended:
-        print(f"- {name} ended (session {session})")
-    for key, (old, new) in found.settings.items():
-        print(f"{key.replace('_', ' ')}: {_in_words(old)} -> {_in_words(new)}")
-    for tp, pair in found.partitions.items():
-        places = [f"{one.client_id or 'nobody'} at {'none' if one.position == NONE else one.position}" for one in pair]
-        print(f"{tp}: {' -> '.join(places)}")
+    for one in found.joined:
+        print(f"+ {one.client_id} joined (session {one.session})")
+    for one in found.ended:
+        print(f"- {one.client_id} ended (session {one.session})")
+    for key, change in found.settings.items():
+        print(f"{key.replace('_', ' ')}: {_in_words(change['from'])} -> {_in_words(change['to'])}")
+    for each in found.partitions:
+        print(f"{each.topic}:{each.partition}: {_place(each.from_)} -> {_place(each.to)}")
     if left_out:
         print(f"({left_out} older records left out)")
     for line in found.notable[left_out:]:
@@ -324,6 +268,10 @@ def _diff(options: ReadTableOptions, group: str, earlier: Cut, later: Cut, count
         print(f"{number} x {kind}")
     for notice in notices:
         print(f"! {notice}")
+
+
+def _place(standing: PartitionStanding) -> str:
+    return f"{standing.owner or 'nobody'} at {'none' if standing.position is None else standing.position}"
 
 
 def _in_words(value: Any) -> str:
@@ -443,17 +391,6 @@ def _check_end(cut: Cut, newest: int) -> None:
     """Raises CommandFailed for an offset beyond the newest record of the log: nobody knows what is as of then."""
     if cut.offset is not None and cut.offset > newest:
         raise output.CommandFailed(f"--at {cut.offset} lies beyond the group's log, whose newest record is at {newest}")
-
-
-def _standing(standing: Standing) -> PartitionStanding:
-    return PartitionStanding(
-        owner=standing.client_id if standing.owner != NONE else None,
-        session=number_or_none(standing.owner),
-        epoch=number_or_none(standing.epoch),
-        position=number_or_none(standing.position),
-        generation=standing.generation,
-        parked=standing.parked or None,
-    )
 
 
 def _line(line: Line) -> RecordLine:

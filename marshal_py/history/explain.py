@@ -20,11 +20,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from marshal_py.errors import Diverged, InvalidOption, first_of
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.rationalizer import Outcome, Verdict
-from marshal_py.protocol.fold.world import Group, Partition, Span, World
+from marshal_py.protocol.fold.world import Group, Span, World
 from marshal_py.protocol.member.advisory import PROBE
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.waiting import unserved
@@ -251,17 +252,15 @@ class Line(NamedTuple):
     verdict: dict[str, Any]
 
 
-class Standing(NamedTuple):
-    """The state of a partition. `version`: of the record that last changed its owner or position. `parked`: why, or "".
-    NONE (-1) stands for nothing."""
+class PartitionStanding(Struct, frozen=True):
+    """The state of a partition. `owner`: the client id of `session`. `parked`: why nobody may own it."""
 
-    owner: int = NONE
-    client_id: str = ""
-    epoch: int = NONE
-    position: int = NONE
+    owner: str | None = None
+    session: int | None = None
+    epoch: int | None = None
+    position: int | None = None
     generation: int = 0
-    version: int = NONE
-    parked: str = ""
+    parked: str | None = None
 
 
 class Explanation(NamedTuple):
@@ -269,20 +268,21 @@ class Explanation(NamedTuple):
     (`lines`). `at_offset`, `at_ms`: offset and time of the last record that was read, of any group. `left_out`: how
     many older lines of the story are not in `lines`. `known`: whether the group had the partition at the cut.
     `unserved`: why the policy gives the partition to nobody, "" if somebody may claim it, owns it, or it is parked.
-    `causes`: offsets of the records that the present state comes from; those from before the story are told by
-    `with_causes`."""
+    `causes`: offsets of the records that the present state comes from, `version` of the one that last changed owner or
+    position; those from before the story are told by `with_causes`."""
 
     group: str
     tp: TopicPartition
     at_offset: int
     at_ms: int
-    standing: Standing
+    standing: PartitionStanding
     paused: bool
     deleted: bool
     lines: list[Line]
     left_out: int
     known: bool
     unserved: str
+    version: int
     causes: tuple[int, ...]
 
 
@@ -305,11 +305,13 @@ def explain(
         at_offset, at_ms = record.offset, record.timestamp_ms
         if verdict.group == name:
             story.read(world.groups.get(name), verdict, record.timestamp_ms)
-    group = world.groups.get(name)
+    group, now = world.groups.get(name), story.standing
     paused, deleted = (group.paused, group.deleted) if group is not None else (False, False)
+    causes = {story.version, NONE if now.epoch is None else now.epoch}
+    causes |= {group.pause_change} if group is not None and group.paused else set()
+    causes |= {group.deleted_at} if group is not None and group.deleted else set()
     known = group is not None and (tp in group.partitions or group.partition_exists(tp))
-    now = story.standing
-    free = tp.partition >= 0 and now.owner == NONE and not now.parked
+    free = tp.partition >= 0 and now.owner is None and not now.parked
     why = unserved(group).get(tp.topic, "") if group is not None and free else ""
     return Explanation(
         group=name,
@@ -323,15 +325,9 @@ def explain(
         left_out=story.left_out,
         known=known,
         unserved=str(why),
-        causes=_causes(group, now),
+        version=story.version,
+        causes=tuple(sorted(causes - {NONE})),
     )
-
-
-def _causes(group: Group | None, now: Standing) -> tuple[int, ...]:
-    if group is None:
-        return ()
-    pause, deletion = group.pause_change if group.paused else NONE, group.deleted_at if group.deleted else NONE
-    return tuple(sorted({now.version, now.epoch, pause, deletion} - {NONE}))
 
 
 def with_causes(found: Explanation, earlier: Iterable[tuple[int, int, Record]], lines_max: int) -> Explanation:
@@ -340,27 +336,27 @@ def with_causes(found: Explanation, earlier: Iterable[tuple[int, int, Record]], 
     now, lines = found.standing, list[Line]()
     for offset, time_ms, record in earlier:
         verdict = Verdict(offset, Outcome.ACCEPTED, "", found.group, record)
-        before = now._replace(owner=NONE, parked="") if offset == now.version else now
-        text = describe(verdict, {now.owner: now.client_id} if now.client_id else {}) + _change(before, now, None)
+        before = replace(now, owner=None, session=None, parked=None) if offset == found.version else now
+        clients = {now.session: now.owner} if now.session is not None and now.owner is not None else {}
+        text = describe(verdict, clients) + _change(before, now, None)
         lines.append(Line(offset, time_ms, text, as_dict(verdict)))
     lines = lines[-lines_max:]
     kept = found.lines[max(0, len(lines) + len(found.lines) - lines_max) :]
     return found._replace(lines=[*lines, *kept], left_out=found.left_out + len(found.lines) - len(kept))
 
 
-def standing_of(group: Group | None, tp: TopicPartition) -> Standing:
+def standing_of(group: Group | None, tp: TopicPartition) -> PartitionStanding:
     partition = group.partitions.get(tp) if group is not None else None
     if group is None or partition is None:
-        return Standing()
+        return PartitionStanding()
     owner = group.sessions.get(partition.owner)
-    return Standing(
-        owner=partition.owner,
-        client_id=owner.join.client_id if owner is not None else "",
-        epoch=partition.epoch,
-        position=partition.position,
+    return PartitionStanding(
+        owner=None if owner is None else owner.join.client_id,
+        session=None if owner is None else owner.id,
+        epoch=None if partition.epoch == NONE else partition.epoch,
+        position=None if partition.position == NONE else partition.position,
         generation=partition.generation,
-        version=partition.version,
-        parked=partition.parked,
+        parked=partition.parked or None,
     )
 
 
@@ -370,21 +366,22 @@ class _Story:
     def __init__(self, group: Group | None, tp: TopicPartition, lines_max: int) -> None:
         """`group`: as it is before the first record that `read` gets."""
         self.tp, self.lines_max = tp, lines_max
-        self.standing = standing_of(group, tp)
+        self.standing = PartitionStanding()
         self.lines: list[Line] = []
         self.left_out = 0
         self._clients = _clients(group)
-        self._epochs: set[int] = {self.standing.epoch} - {NONE}  # claims on this partition, ended ones too
+        self.version = NONE
+        self._epochs: set[int] = set()  # claims on this partition, ended ones too
+        self._note_state(group)
         self._heartbeat = NONE  # index of the last line if that is a heartbeat; the next heartbeat replaces it
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:
-        before, self.standing = self.standing, standing_of(group, self.tp)
+        before = self.standing
+        self._note_state(group)
         _note_client(self._clients, verdict)
-        if self.standing.epoch != NONE:
-            self._epochs.add(self.standing.epoch)
         if before == self.standing and not self._concerns(verdict):
             return
-        lost = group.unsettled(self.tp) if group is not None and before.owner != NONE else None
+        lost = group.unsettled(self.tp) if group is not None and before.owner is not None else None
         text = describe(verdict, self._clients) + _change(before, self.standing, lost)
         line = Line(verdict.offset, time_ms, text, as_dict(verdict))
         is_progress = isinstance(verdict.record, Heartbeat | ClaimingMessages) and verdict.accepted
@@ -396,6 +393,13 @@ class _Story:
         if len(self.lines) > self.lines_max:
             self._forget_one()
 
+    def _note_state(self, group: Group | None) -> None:
+        self.standing = standing_of(group, self.tp)
+        if group is not None and self.tp in group.partitions:
+            self.version = group.partitions[self.tp].version
+        if self.standing.epoch is not None:
+            self._epochs.add(self.standing.epoch)
+
     def _forget_one(self) -> None:
         """Drops the oldest line, but not the newest accepted SetPosition, which explains the position, nor the last
         line."""
@@ -403,7 +407,7 @@ class _Story:
             line
             for line in self.lines
             if line.verdict["type"] == SetPosition.__name__
-            and line.offset <= self.standing.version
+            and line.offset <= self.version
             and line.verdict["verdict"] == "accepted"
         ]
         at = next((at for at, line in enumerate(self.lines[:-1]) if not moves or line is not moves[-1]), 0)
@@ -426,7 +430,7 @@ class _Story:
             case ReleaseGroup() | GroupConfig():
                 return verdict.accepted
             case StepDown() as record:  # why its owner hands it over, and who wanted that
-                return verdict.accepted and record.session == self.standing.owner
+                return verdict.accepted and record.session == self.standing.session
             case Topology() as record:
                 return verdict.accepted and record.topic == self.tp.topic
             case Note() as record:
@@ -445,14 +449,14 @@ def _note_client(clients: dict[int, str], verdict: Verdict) -> None:
         clients[verdict.offset] = verdict.record.client_id
 
 
-def _change(before: Standing, after: Standing, lost: Span | None) -> str:
+def _change(before: PartitionStanding, after: PartitionStanding, lost: Span | None) -> str:
     """Returns what a record did to the partition, as a sentence's end, or "". `lost`: in at-most-once mode, by the
     owner whose session ended."""
     changes = []
-    if before.owner != after.owner:
-        changes.append("nobody owns it now" if after.owner == NONE else f"{after.client_id} owns it now")
+    if before.session != after.session:
+        changes.append("nobody owns it now" if after.owner is None else f"{after.owner} owns it now")
     if before.position != after.position:
-        changes.append("its position is forgotten" if after.position == NONE else f"its position is {after.position}")
+        changes.append("its position is forgotten" if after.position is None else f"its position is {after.position}")
     if before.generation != after.generation:
         changes.append("a new generation begins")
     if before.parked != after.parked:
@@ -465,25 +469,42 @@ def _change(before: Standing, after: Standing, lost: Span | None) -> str:
 # --- two points of the log
 
 
-class Difference(NamedTuple):
-    """What changed in a group between two cuts, and nothing else. `joined`, `ended`: (session, client id).
-    `partitions`, `settings`: at both."""
+class Consumer(Struct, frozen=True):
+    """A session, and the client id of its consumer."""
+
+    session: int
+    client_id: str
+
+
+class Changed(Struct, frozen=True):
+    """A partition at two points of the log."""
+
+    topic: str
+    partition: int
+    from_: PartitionStanding
+    to: PartitionStanding
+
+
+class Difference(Struct, frozen=True):
+    """What changed in a group between two points of its log, and nothing else. `settings`: "from" and "to" of each.
+    `records`: how many of each type and outcome. `notable`: sessions, pauses, moves, step-downs, parking, settings,
+    topics; the first one after a silence."""
 
     group: str
     from_offset: int
     to_offset: int
-    joined: list[tuple[int, str]]
-    ended: list[tuple[int, str]]
-    partitions: dict[TopicPartition, tuple[Standing, Standing]]
-    settings: dict[str, tuple[Any, Any]]
-    records: dict[str, int]  # "Heartbeat accepted" -> how many
-    notable: list[Line]  # sessions, pauses, moves, step-downs, parking, settings, topics; the first after a silence
+    joined: list[Consumer]
+    ended: list[Consumer]
+    partitions: list[Changed]
+    settings: dict[str, dict[str, Any]]
+    records: dict[str, int]
+    notable: list[Line]
 
 
 class _Snapshot(NamedTuple):
     at_offset: int
     sessions: dict[int, str]
-    standings: dict[TopicPartition, Standing]
+    standings: dict[TopicPartition, PartitionStanding]
     settings: dict[str, Any]
 
 
@@ -524,17 +545,20 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
             notable.append(Line(record.offset, record.timestamp_ms, text, as_dict(verdict)))
     last = _snapshot(world, name)
     first = first or last
+    nothing = PartitionStanding()
     tps = sorted(first.standings.keys() | last.standings.keys())
-    pairs = {tp: (first.standings.get(tp, Standing()), last.standings.get(tp, Standing())) for tp in tps}
+    partitions = [Changed(*tp, first.standings.get(tp, nothing), last.standings.get(tp, nothing)) for tp in tps]
     return Difference(
         group=name,
         from_offset=first.at_offset,
         to_offset=last.at_offset,
-        joined=sorted(last.sessions.items() - first.sessions.items()),
-        ended=sorted(first.sessions.items() - last.sessions.items()),
-        partitions={tp: pair for tp, pair in pairs.items() if pair[0] != pair[1]},
+        joined=[Consumer(*one) for one in sorted(last.sessions.items() - first.sessions.items())],
+        ended=[Consumer(*one) for one in sorted(first.sessions.items() - last.sessions.items())],
+        partitions=[one for one in partitions if one.from_ != one.to],
         settings={
-            key: (first.settings[key], value) for key, value in last.settings.items() if first.settings[key] != value
+            key: {"from": first.settings[key], "to": value}
+            for key, value in last.settings.items()
+            if first.settings[key] != value
         },
         records=dict(sorted(counts.items())),
         notable=notable,
@@ -616,12 +640,8 @@ def plain_state(group: Group | None, entries_max: int) -> dict[str, dict[str, An
             "ready": list(session.ready),
         }
     for tp, partition in sorted(group.partitions.items())[:entries_max]:
-        found[f"partition {tp}"] = _partition(partition)
+        found[f"partition {tp}"] = {name: getattr(partition, name) for name in PARTITION_FIELDS}
     return found
-
-
-def _partition(partition: Partition) -> dict[str, int]:
-    return {name: getattr(partition, name) for name in PARTITION_FIELDS}
 
 
 def left_out(group: Group | None, entries_max: int) -> int:
