@@ -64,7 +64,7 @@ class Story:
         recreated = find_recreated(group, {topic: info for topic, info in infos.items() if info is not None})
         return Facts(
             NOW_MS,
-            parked=tuple(one.standstill() for one in overview.stopped(group, recreated, {})),
+            parked=overview.stopped(group, recreated, {}),
             gone=[topic for topic, info in infos.items() if info is None],
             silent=overview.silence(group, signs, NOW_MS),
         )

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.group_info import PauseInfo
 from marshal_py.admin.views.recreated_topics import RecreatedTopic
-from marshal_py.protocol.member.waiting import Facts, standstills
+from marshal_py.protocol.member.waiting import Facts, Standstill, standstills
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import (
     ClaimingPartition,
@@ -92,22 +92,24 @@ def test_a_session_whose_last_sign_lies_before_the_log(book: DifferentialLog) ->
     assert (shown.state, shown.last_sign_s) == ("unknown", None)
 
 
-def notices(book: DifferentialLog, stopped: list[overview.Stopped]) -> list[str]:
+def notices(book: DifferentialLog, *stopped: Standstill) -> list[str]:
     """As `state` and `lag` show them."""
-    return [str(one) for one in standstills(book.group, Facts(parked=tuple(each.standstill() for each in stopped)))]
+    return [str(one) for one in standstills(book.group, Facts(parked=stopped))]
 
 
 def test_what_is_not_consumed_is_listed_by_topic_and_reason(book: DifferentialLog) -> None:
     """Also a topic that was created again and that nobody has parked yet."""
-    assert overview.stopped(book.group, {}, {}) == []
+    assert overview.stopped(book.group, {}, {}) == ()
     session = next(iter(book.group.sessions))
     book.must(ReleasingPartition(session, book.partition().epoch, 130, parked="Newer"))
     (one,) = overview.stopped(book.group, {}, {})
-    assert (one.topic, one.reason, one.partitions, one.parked) == (TOPIC, "Newer", (0,), True)
-    assert notices(book, [one]) == [f"1 partitions of '{TOPIC}' are parked (Newer): {one.error}"]
+    assert (one.topic, one.partitions) == (TOPIC, (0,))
+    assert "Newer" in one.advice
+    assert notices(book, one) == [f"1 partitions of '{TOPIC}' are parked (Newer): {one.advice}"]
     (one,) = overview.stopped(book.group, {TOPIC: RecreatedTopic(TOPIC, "old", "new", 2, 1)}, {})
-    assert (one.reason, one.partitions, one.parked) == ("DataTopicRecreated", (0, 1, 2, 3), False)
-    assert "its id was old, now it is new" in str(one.error)
+    assert one.text == f"4 partitions of '{TOPIC}' are not consumed (DataTopicRecreated)"
+    assert (one.partitions, one.advice.startswith("of the first one, ")) == ((0, 1, 2, 3), True)
+    assert "its id was old, now it is new" in one.advice
 
 
 def test_partitions_that_the_policy_gives_to_nobody_are_said() -> None:
@@ -117,14 +119,14 @@ def test_partitions_that_the_policy_gives_to_nobody_are_said() -> None:
     book.must(config)
     book.join("west", min_pending=1000, priority_group="jobs")
     book.topology()
-    (notice,) = notices(book, [])
+    (notice,) = notices(book)
     assert notice.startswith(f"no partition of '{TOPIC}' has an owner: under the policy overflow")
     assert "west (min_pending 1000)" in notice
     assert "marshal groups update billing --failover 60" in notice
     book.must(replace(config, observed=book.group.config_offset, failover_ms=9_000))
-    assert notices(book, [])[0].endswith("no consumer without conditions has asked for messages for 9 s")
+    assert notices(book)[0].endswith("no consumer without conditions has asked for messages for 9 s")
     book.join("local", priority_group="jobs")
-    assert notices(book, []) == [], "one of them will own it"
+    assert notices(book) == [], "one of them will own it"
 
 
 def test_a_pause_whose_time_is_over_says_who_ends_it() -> None:

@@ -117,7 +117,7 @@ def test_a_consumer_with_only_parked_partitions_says_so(memory: MemoryTestCluste
         (row,) = overview.state(state, 0, {}, ends, 0.0).partitions
         assert (row.parked, row.position, row.end, row.lag) == (BEYOND, POSITION, MESSAGES, None)
         (one,) = overview.stopped(state, {}, ends)
-        assert f"position {POSITION}, end {MESSAGES}" in str(one.error)
+        assert f"position {POSITION}, end {MESSAGES}" in one.advice
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])

@@ -17,7 +17,6 @@ from msgspec.structs import asdict
 
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.group_info import Check, GroupHealth, PartitionHealth, PauseInfo
-from marshal_py.admin.views.overview import Stopped
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.history.lag import WINDOW_MS, Pace
@@ -305,7 +304,7 @@ class Looking:
         log: int,
         group: Group,
         now_ms: int,
-        stopped: Iterable[Stopped],
+        stopped: tuple[Standstill, ...],
         gone: Iterable[str],
         ends: Mapping[TopicPartition, int],
         waits: Mapping[TopicPartition, int],
@@ -322,7 +321,7 @@ class Looking:
             now_ms,
             "" if pause is None else overview.paused(pause),
             pause is not None and pause.left_s == 0 and not group.sessions.keys() - silent.keys(),
-            tuple(one.standstill() for one in stopped),
+            stopped,
             tuple(gone),
             sum(waiting.values()),
             silent,

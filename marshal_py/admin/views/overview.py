@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from marshal_py.admin.views.group_info import (
     GroupInfo,
@@ -21,7 +21,7 @@ from marshal_py.admin.views.group_info import (
 )
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, partitions_of
-from marshal_py.errors import GroupMissing, PartitionParked
+from marshal_py.errors import GroupMissing
 from marshal_py.protocol.fold.policies import KNOWN, policy_of
 from marshal_py.protocol.fold.world import Group, Partition, Session
 from marshal_py.protocol.member.group_settings import settings_of
@@ -79,55 +79,30 @@ def gone(group: Group, infos: Mapping[str, TopicInfo | None]) -> list[str]:
     return [topic for topic in sorted(topics(group)) if topic in infos and infos[topic] is None]
 
 
-class Stopped(NamedTuple):
-    """Partitions of a topic that nobody consumes for one reason. `parked`: the log says so of all, or the next consumer
-    will write it. `error`: about the first one, with the way out."""
-
-    topic: str
-    reason: str
-    partitions: tuple[int, ...]
-    parked: bool
-    error: PartitionParked
-
-    def __str__(self) -> str:
-        state = "parked" if self.parked else "not consumed"
-        return f"{len(self.partitions)} partitions of {self.topic!r} are {state} ({self.reason})"
-
-    def standstill(self) -> Standstill:
-        example = "of the first one, " if len(self.partitions) > 1 else ""
-        return Standstill("parked", str(self), f"{example}{self.error}", self.topic, self.partitions)
-
-
-def stopped(group: Group, recreated: Mapping[str, RecreatedTopic], ends: Mapping[TopicPartition, int]) -> list[Stopped]:
-    """Returns what nobody consumes until an admin acts, by topic and reason (F6.4, D6, D10). `recreated`: topics
-    created again, even if the log does not say so yet. `ends`: as far as known."""
+def stopped(
+    group: Group, recreated: Mapping[str, RecreatedTopic], ends: Mapping[TopicPartition, int]
+) -> tuple[Standstill, ...]:
+    """Returns what nobody consumes until an admin acts, by topic and reason (F6.4, D6, D10): parked, or not yet, but
+    the next consumer will write it. `recreated`: topics created again, even if the log does not say so yet. `ends`: as
+    far as known."""
     said = parked(group)
     beyond = {tp: position for tp, position in positions(group).items() if position > ends.get(tp, position)}
     gone = partitions_of(group, recreated.values())
     reasons = {**dict.fromkeys(beyond, BEYOND_END), **said, **dict.fromkeys(gone, RECREATED)}
-    found: dict[tuple[str, str], list[TopicPartition]] = {}
+    alike: dict[tuple[str, str], list[TopicPartition]] = {}
     for tp, reason in sorted(reasons.items()):
-        found.setdefault((tp.topic, reason), []).append(tp)
-    return [
-        Stopped(
-            topic,
-            reason,
-            tuple(tp.partition for tp in tps),
-            all(tp in said for tp in tps),
-            records.parked_error(
-                group.name,
-                tps[0],
-                reason,
-                *_ids(recreated.get(topic)),
-                records.beyond_end(beyond[tps[0]], ends[tps[0]]) if tps[0] in beyond else "",
-            ),
-        )
-        for (topic, reason), tps in sorted(found.items())
-    ]
-
-
-def _ids(one: RecreatedTopic | None) -> tuple[str, str]:
-    return ("", "") if one is None else (one.known, one.found)
+        alike.setdefault((tp.topic, reason), []).append(tp)
+    found = []
+    for (topic, reason), tps in sorted(alike.items()):
+        first, one = tps[0], recreated.get(topic)
+        ids = ("", "") if one is None else (one.known, one.found)
+        why = records.beyond_end(beyond[first], ends[first]) if first in beyond else ""
+        state = "parked" if all(tp in said for tp in tps) else "not consumed"
+        text = f"{len(tps)} partitions of {topic!r} are {state} ({reason})"
+        advice = "of the first one, " if len(tps) > 1 else ""
+        advice += str(records.parked_error(group.name, first, reason, *ids, why))
+        found.append(Standstill("parked", text, advice, topic, tuple(tp.partition for tp in tps)))
+    return tuple(found)
 
 
 def silence(group: Group, extended_ms: Mapping[int, int], now_ms: float) -> dict[int, int]:
