@@ -72,6 +72,7 @@ def _search_all(schedules: int, processes: int, as_json: bool) -> None:
             word = found.found if isinstance(found.found, str) else "found" if found.found else "not found"
             how = f"{found.invariant or 'no violation'} after {found.schedules} schedules"
             how += f", shortest {found.events:,} events" if found.events is not None else ""
+            how += f", planted in {', '.join(found.places)}" if found.places else ""
             repeat = found.found is True and found.seed is not None
             again = f": {seeds.again(found.seed or 0, found.mutant)}" if repeat else ""
             print(f"{found.mutant:<4} {word:<10} {how}{again}", flush=True)
@@ -86,7 +87,7 @@ def _search(name: str, seed: int | None, schedules: int, trace: bool, as_json: b
         ran, seed = hunt.schedules, hunt.seed
     if seed is None:
         if as_json:
-            output.print_json(sweep.Found(name, False, None, ran, None))
+            output.print_json(sweep.Found(name, False, None, ran, None, places=MUTANTS[name].places()))
         else:
             print(f"{name} ({MUTANTS[name].says}): not found in {ran} schedules from seed {SEEDS_BASE} on")
         return

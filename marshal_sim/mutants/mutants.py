@@ -54,6 +54,11 @@ class Mutant(NamedTuple):
     patches: Callable[[], list[Patch]]  # called for each run: some patches remember things
     bias: Options
 
+    def places(self) -> tuple[str, ...]:
+        """Returns the modules whose code it replaces: only a simulator that runs these modules can find it."""
+        owners = (owner for owner, _, _ in self.patches())
+        return tuple(sorted({getattr(owner, "__module__", None) or owner.__name__ for owner in owners}))
+
 
 class Hunt(NamedTuple):
     """Holds the result of the search for one planted bug."""

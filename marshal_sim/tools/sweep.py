@@ -161,6 +161,7 @@ class Found(NamedTuple):
     schedules: int  # how many were run; over several searches the median
     seed: int | None  # the seed that showed the bug
     events: int | None = None  # events of the shortest run that showed the bug
+    places: tuple[str, ...] = ()  # the modules in which it is planted
 
 
 def all_mutants() -> list[str]:
@@ -184,11 +185,13 @@ def hunt(name: str, schedules: int, bases: tuple[int, ...] = BASES[:1]) -> Found
     """
     hunts = [_count(name, schedules, base) if name in COUNTED else find(name, schedules, base) for base in bases]
     ran = round(median(hunt.schedules for hunt in hunts))
+    places = () if name in COUNTED else MUTANTS[name].places()
     if not all(hunt.found for hunt in hunts):
-        return Found(name, False, None, ran, None)
+        return Found(name, False, None, ran, None, places=places)
     first = hunts[0]
     events = min(_run_biased(hunt.seed, name).events for hunt in hunts)
-    return Found(name, "counted" if name in COUNTED else True, first.invariant or None, ran, first.seed, events)
+    found = "counted" if name in COUNTED else True
+    return Found(name, found, first.invariant or None, ran, first.seed, events, places)
 
 
 def _count(name: str, schedules: int, base: int) -> Hunt:

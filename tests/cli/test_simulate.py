@@ -199,6 +199,7 @@ def test_all_mutants_are_named_and_none_is_claimed_without_a_run(monkeypatch: py
     assert (counted["found"], counted["invariant"]) == ("counted", "S3")
     assert found["found"] is True
     assert found["invariant"]
+    assert (counted["places"], found["places"]) == ([], [*MUTANTS[QUICK].places()])
     assert [
         line.split()[:2] for line in run("mutants", "--processes", "1", "--schedules", "40").stdout.splitlines()
     ] == [["X3", "counted"], [QUICK, "found"]]
@@ -218,6 +219,11 @@ def test_the_list_of_mutants_is_complete() -> None:
     assert set(names) == set(MUTANTS) | set(sweep.COUNTED)
     assert names[:2] == ["X1", "X2"]
     assert names.index("X9") < names.index("X10")
+
+
+def test_bugs_are_planted_in_the_client_itself_and_not_in_the_fold_alone() -> None:
+    rooms = ("marshal_py.client", "marshal_py.spark", "marshal_py.transport")
+    assert sum(any(place.startswith(rooms) for place in mutant.places()) for mutant in MUTANTS.values()) >= 25
 
 
 # --- one schedule: small, kept, drawn
