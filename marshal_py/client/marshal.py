@@ -179,28 +179,32 @@ class Joining:
         source = self._transport.source(
             group, self._client_id, options.settings, options.prefetch_bytes // FILLED_SHARE
         )
-        source.learn_leaders(tuple(found))
-        with context.lock:
-            known, later = world.groups.get(group), frozenset[str]()
-            options.check_policy(group, None if known is None else known.config)
-            if plans:  # as in Spark: what a query reads in addition, it reads from the beginning
-                later = rebalance.new_topics(known, names_of(topics))
-            later |= rebalance.found_later(known, topics, tuple(found))
-            member = Member(world, group, chosen, secrets.token_bytes)
-            for topic, info in found.items():  # before it can claim anything (D10)
-                member.learn_topic(topic, info.partitions, info.topic_id)
-        driver = ConsumerDriver(
-            context,
-            number,
-            member,
-            source,
-            options,
-            self._root.incarnation,
-            later,
-            loop.maintenance.refold,
-            lambda: loop.sessions_of(number),
-            plans=plans,
-        )
+        try:
+            source.learn_leaders(tuple(found))
+            with context.lock:
+                known, later = world.groups.get(group), frozenset[str]()
+                options.check_policy(group, None if known is None else known.config)
+                if plans:  # as in Spark: what a query reads in addition, it reads from the beginning
+                    later = rebalance.new_topics(known, names_of(topics))
+                later |= rebalance.found_later(known, topics, tuple(found))
+                member = Member(world, group, chosen, secrets.token_bytes)
+                for topic, info in found.items():  # before it can claim anything (D10)
+                    member.learn_topic(topic, info.partitions, info.topic_id)
+            driver = ConsumerDriver(
+                context,
+                number,
+                member,
+                source,
+                options,
+                self._root.incarnation,
+                later,
+                loop.maintenance.refold,
+                lambda: loop.sessions_of(number),
+                plans=plans,
+            )
+        except BaseException:
+            source.close()
+            raise
         if letters is not None:
             assert isinstance(driver.queue, DeliveryQueue)
             driver.queue.write_dead_letters(letters, self._transport.writer)
@@ -292,11 +296,12 @@ class Marshal:
         try:
             self._loop.start()
             self.root: Genesis = self._loop.open_root(partitions, timeout_s)
+            given = transport.given if isinstance(transport, KafkaTransport) else {}
+            incarnation = self.root.incarnation
+            self._wills = LastWills(self._context, witness, given, incarnation, self._loop) if witness else None
         except BaseException:
             self._loop.close(0.0)
             raise
-        given = transport.given if isinstance(transport, KafkaTransport) else {}
-        self._wills = LastWills(self._context, witness, given, self.root.incarnation, self._loop) if witness else None
         self._joining = Joining(
             transport, self._context, self._loop, self.root, client_id, VERSION, timeout_s, self._wills
         )

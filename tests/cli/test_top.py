@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from marshal_py.admin.views.group_info import Check, PauseInfo
+from marshal_py.cli.options import CommonOptions
 from marshal_py.cli.terminal import cut
 from marshal_py.cli.top import picture
 from marshal_py.cli.top.picture import Frame, Order, Rows, Screen, Size, Trends, press, wrapped
 from marshal_py.cli.top.source import Seen, Source
 from marshal_py.client.marshal import connect
+from marshal_py.log.observer import Observer
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import Heartbeat, Leave
 from marshal_py.transport.clock import SystemClock
@@ -332,6 +334,30 @@ def test_refusals(shell: Shell, billing: str) -> None:
     assert "is not in __marshal" in shell.run("top", "nobody", "--once").stderr
     assert "cannot look up times" in shell.run("top", "--once", "--at", "-5m").stderr  # an embedded broker
     assert shell.run("top", "--write", "--once", "--at", "-5m").exit_code == 2
+
+
+@pytest.mark.parametrize("arguments", [("--once",), ("nobody", "--once"), ("--once", "--at", "-5m")], ids=str)
+def test_one_picture_leaves_no_connection(
+    shell: Shell, billing: str, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """Also where the command fails after it has connected."""
+    opened: list[Observer] = []
+    closed: list[Observer] = []
+    connect, close = CommonOptions.observer, Observer.close
+
+    def observer(self: CommonOptions) -> Observer:
+        opened.append(connect(self))
+        return opened[-1]
+
+    def closes(self: Observer) -> None:
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(CommonOptions, "observer", observer)
+    monkeypatch.setattr(Observer, "close", closes)
+    shell.run("top", *arguments, "--interval", "0.2")
+    assert opened
+    assert closed == opened
 
 
 def test_a_group_without_consumers_is_idle_only_if_nothing_waits() -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Annotated, Any, Final
 
 import typer
@@ -75,8 +76,7 @@ def top(
         raise output.CommandFailed(f"--at {at} lies before the dump, which begins at {time_of(times_ms[0])}")
     if times_ms is not None:
         at_ms = times_ms[1] if at_ms is None else min(max(at_ms, times_ms[0]), times_ms[1])
-    source = Source(open_observer, group, at_ms)
-    with output.until_interrupted(live) as interrupted:
+    with output.until_interrupted(live) as interrupted, closing(Source(open_observer, group, at_ms)) as source:
         source.look()
         observer = source.observer
         if at is not None and "time_lookup" not in observer.admin.capabilities:

@@ -46,6 +46,7 @@ class Source:
         self._watch = self._new()
         self.seen = Seen((), "", (), 0)
         self._asked, self._ended = threading.Event(), False
+        self._thread: threading.Thread | None = None
 
     def _new(self) -> Watch:
         self._trends = Trends()
@@ -105,9 +106,15 @@ class Source:
         self._watch.close()
 
     def close(self) -> None:
+        """Ends the thread, if there is one, and disconnects. A second call does nothing."""
+        if self._ended:
+            return
         self._ended = True
         self._asked.set()
-        self._thread.join(END_S)
+        if self._thread is not None:
+            self._thread.join(END_S)
+        else:
+            self._watch.close()
 
 
 def change(options: ReadOptions, order: Order) -> str:
