@@ -350,8 +350,8 @@ class Demand:
         too large."""
         return False
 
-    def delivered(self, reserved: Reserved) -> None:
-        """Notes what was delivered of `reserved`."""
+    def delivers(self, reserved: Reserved) -> None:
+        """Notes what the user gets next."""
 
     def resume(self) -> None:
         """Notes that the user is in the call again, and waits for messages only from now on."""
@@ -386,6 +386,7 @@ class ConsumeDemand(Demand):
         self.drain_until: float | None = None  # monotonic; None while it does not drain
         # A look may have brought more than was asked for, and a drain delivers no more than could be pending.
         self._drain_left = request.limit
+        self._reserved: Reserved | None = None  # what the user got last
 
     def pending(self) -> tuple[int, int]:
         """Returns messages and (if limited) bytes asked for and not delivered; without partitions that wait for acks.
@@ -413,6 +414,7 @@ class ConsumeDemand(Demand):
     def ends(self, shut: bool) -> bool:
         if self.drain_until is not None and self.intake.waits_in_lanes():
             return False
+        self._count()
         if self._drain_left <= 0:
             return True
         if self.drain_until is None:
@@ -445,14 +447,20 @@ class ConsumeDemand(Demand):
                 return
 
     def allows(self) -> Allowance:
+        self._count()
         if self.drain_until is None:
             units, one_fits = self._refill.before_threshold(self._buffered()[self._in_bytes]), True
         else:
             units, one_fits = max(0, self._drain_left), self._drain_left == self._refill.limit
         return Allowance(size_bytes=units, one_fits=one_fits) if self._in_bytes else Allowance(units)
 
-    def delivered(self, reserved: Reserved) -> None:
-        if self.drain_until is not None and not isinstance(reserved, Redelivered):
+    def delivers(self, reserved: Reserved) -> None:
+        self._reserved = reserved
+
+    def _count(self) -> None:
+        """Counts, in a drain, what the user got last, once he asks again, maybe in another loop."""
+        reserved, self._reserved = self._reserved, None
+        if self.drain_until is not None and reserved is not None and not isinstance(reserved, Redelivered):
             self._drain_left -= sum(map(message_bytes, reserved.raw())) if self._in_bytes else reserved.taken
 
     def wait(self, timeout_s: float) -> Steps[bool]:
@@ -577,8 +585,8 @@ class Receiving:
                     self.driver.ask_grants(moment)
                 seen, shut = context.changes, reserved is None and queue.deliverable(moment) > 0
             if reserved is not None:
+                demand.delivers(reserved)
                 yield reserved
-                demand.delivered(reserved)
                 demand.resume()
                 continue
             if skipped:  # what came was finished already: low buffers are filled again before the next wait

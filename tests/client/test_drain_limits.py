@@ -67,6 +67,42 @@ def test_a_loop_over_a_consume_that_drains_ends(limit: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
+def test_a_drain_counts_what_loops_took_that_were_left(limit: dict[str, Any]) -> None:
+    with filled() as cluster:
+        consumer = joined(cluster.connect(), "billing", ["orders"])
+        consumer.fetch(1, expires_s=DEADLINE_S)[0].ack()  # more is buffered than the limit
+        context, count = consumer.consume(**limit), 0
+        while not context.closed:
+            for message in context:
+                count += 1
+                message.ack()
+                context.drain(DEADLINE_S)
+                break
+        assert count <= 11
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=str)
+def test_it_counts_them_with_asyncio(limit: dict[str, Any]) -> None:
+    async def main(servers: str) -> int:
+        async with (
+            aio.connect(servers) as marshal,
+            marshal.consumer("billing", ["orders"], start="earliest") as consumer,
+        ):
+            (await consumer.fetch(1, expires_s=DEADLINE_S))[0].ack()  # more is buffered than the limit
+            context, count = consumer.consume(**limit), 0
+            while not context.closed:
+                async for message in context:
+                    count += 1
+                    message.ack()
+                    await context.drain(DEADLINE_S)
+                    break
+            return count
+
+    with filled() as cluster:
+        assert asyncio.run(main(cluster.bootstrap_servers)) <= 11
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=str)
 def test_the_same_with_asyncio(limit: dict[str, Any]) -> None:
     async def main(servers: str) -> None:
         async with (
