@@ -231,18 +231,6 @@ class JvmNodes:
         self._spawn(node)
         self._await([i for i, p in self._processes.items() if p.poll() is None and i not in self._frozen] or [node])
 
-    def serves(self, node: int, timeout_s: float) -> bool:
-        """Returns whether every node that runs lists this one within `timeout_s`."""
-        running = [i for i, p in self._processes.items() if p.poll() is None and i not in self._frozen]
-        with contextlib.suppress(TimeoutError):
-            wait_until(
-                lambda: all(node in brokers_seen_by(self.addresses[each]) for each in running),
-                timeout_s,
-                f"broker {node} serves",
-            )
-            return True
-        return False
-
     def lose_tail(self, node: int, topic: str, partition: int, keep: int) -> None:
         """A power loss: kills the node and restarts it without the records from offset `keep` on (whole batches)."""
         self.kill(node)
