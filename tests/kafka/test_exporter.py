@@ -73,7 +73,7 @@ def test_a_killed_consumer_as_prometheus_sees_it(kafka: Cluster, topic: TopicFac
         until(lambda: owners() == {"two"}, "the other one owns all")
         assert exporter.total("marshal_group_failover_seconds_count", group) >= 1
         kinds = {labels["kind"]: value for labels, value in exporter.figures("marshal_group_advisories_total", group)}
-        assert kinds["evicted"] + kinds["died"] == 1
+        assert kinds["evicted"] + kinds["died"] >= 1, "more if this machine has stood still"
         two.process.send_signal(signal.SIGTERM)
         assert two.wait() == 0
         until(lambda: exporter.total("marshal_group_sessions", group) == 0, "nobody is there")
