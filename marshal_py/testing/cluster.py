@@ -9,12 +9,10 @@ because the clock has jumped. What a thread waits for (`fetch`, `next`, a timeou
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from marshal_py.admin.async_marshal import AsyncMarshal
@@ -33,7 +31,7 @@ from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import EVICT_INTERVALS, Evict
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.embedded import Broker
-from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.kafka import KafkaTransport, in_thread
 from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 from marshal_py.transport.ports import MessageWriter, Transport
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
@@ -230,17 +228,17 @@ class LocalCluster(ABC):
 
     # --- time
 
-    @abstractmethod
     def settle(self) -> None:
         """Waits until every consumer has done what is due now. In memory alone."""
+        raise _in_memory_alone("settle")
 
-    @abstractmethod
     def advance(self, seconds: float) -> None:
         """Lets so many seconds pass at once for the consumers: heartbeats, leases, take-overs, timeouts, pauses.
 
         It takes about a millisecond per heartbeat. Calls that wait (`fetch`, `next`) measure real time all the same. In
         memory alone.
         """
+        raise _in_memory_alone("advance")
 
     @abstractmethod
     def run_until(self, condition: Callable[[], T], timeout_s: float = TIMEOUT_S) -> T:
@@ -255,7 +253,6 @@ class LocalCluster(ABC):
     def outage(self) -> AbstractContextManager[None]:
         """Loses the cluster for the length of a `with` block: nobody reaches it, and what is sent is not stored."""
 
-    @abstractmethod
     def fence(self, consumer: AnyConsumer) -> AbstractContextManager[None]:
         """Ends the consumer's lease for the length of a `with` block: it keeps its claims and delivers nothing.
 
@@ -263,13 +260,14 @@ class LocalCluster(ABC):
         connected again, and its lease is renewed. If another interval passes inside the block, other members take its
         partitions over. In memory alone.
         """
+        raise _in_memory_alone("fence")
 
-    @abstractmethod
     def kill(self, marshal: AnyMarshal) -> None:
         """Stops a Marshal and its consumers as `kill -9` would: they write nothing more.
 
         After two heartbeat intervals (`advance`) other members take over. In memory alone.
         """
+        raise _in_memory_alone("kill")
 
     def evict(self, consumer: AnyConsumer) -> None:
         """Ends the consumer's session, as other members do with one that is silent. It loses its claims and rejoins.
@@ -341,21 +339,9 @@ class LocalCluster(ABC):
 
     def _run(self, operation: Callable[[], T]) -> T:
         """Runs an operation of an admin while time passes. Returns its result, raises its error."""
-        results: list[T] = []
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                results.append(operation())
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=work, name="marshal-testing", daemon=True)
-        thread.start()
-        self.run_until(lambda: not thread.is_alive(), timeout_s=6 * TIMEOUT_S)
-        if errors:
-            raise errors[0]
-        return results[0]
+        answer = in_thread(operation, "marshal-testing")
+        self.run_until(answer.done, timeout_s=6 * TIMEOUT_S)
+        return answer.result()
 
     # --- end
 
@@ -376,9 +362,7 @@ class LocalCluster(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -486,12 +470,6 @@ class EmbeddedCluster(LocalCluster):
     def create_topic(self, name: str, partitions: int = 1) -> None:
         self.broker.create_topic(name, partitions)
 
-    def settle(self) -> None:
-        raise _in_memory_alone("settle")
-
-    def advance(self, seconds: float) -> None:
-        raise _in_memory_alone("advance")
-
     def run_until(self, condition: Callable[[], T], timeout_s: float = TIMEOUT_S) -> T:
         return _wait(condition, "the condition", timeout_s)
 
@@ -504,12 +482,6 @@ class EmbeddedCluster(LocalCluster):
         finally:
             for number in range(1, self.broker.brokers + 1):
                 self.broker.broker_up(number)
-
-    def fence(self, consumer: AnyConsumer) -> AbstractContextManager[None]:
-        raise _in_memory_alone("fence")
-
-    def kill(self, marshal: AnyMarshal) -> None:
-        raise _in_memory_alone("kill")
 
     def close(self) -> None:
         try:

@@ -136,7 +136,7 @@ class KafkaLog:
         if coming is None and self._gather != self._gathers:
             extra = {"fetch.min.bytes": GATHER_BYTES, "fetch.wait.max.ms": LOG_FETCH_WAIT_MS} if self._gather else {}
             self._gathers = self._gather
-            self._next_consumer = _in_thread(lambda: self._connected({**self._reader, **extra}))
+            self._next_consumer = in_thread(lambda: self._connected({**self._reader, **extra}))
         elif coming is not None and coming.done():
             self._next_consumer = None
             if coming.exception() is not None:  # a machine without threads or descriptors: the old one reads on
@@ -148,7 +148,7 @@ class KafkaLog:
             self._again = dict(self._last)
             starts = {**self._followed, **{log: last.offset for log, last in self._again.items()}}
             self._consumer.assign([KafkaPartition(self.topic, log, at) for log, at in starts.items()])
-            _in_thread(old.close)
+            in_thread(old.close)
 
     def _connected(self, reader: settings.Settings) -> Consumer:
         """Returns a client that knows the leaders of the topic, so that it can read at once. May wait."""
@@ -239,7 +239,7 @@ class KafkaLog:
             self._listen_s = now_s + LISTEN_S
             self._requester.client().listen()  # otherwise its events would pile up
             if self._idle and self._idle[0][1] < now_s - IDLE_S:
-                _in_thread(lambda: self._close_idle(now_s - IDLE_S))
+                in_thread(lambda: self._close_idle(now_s - IDLE_S))
         for log, (at, answer) in [*self._bounds_asked.items()]:
             if answer.done():
                 self._bounds_asked.pop(log, None)
@@ -270,7 +270,7 @@ class KafkaLog:
                 self._broken.append(TopicRecreated(log, f"offset {at}", f"a log that was cut below it ({truncation})"))
                 return
             # Asked in another thread, because heartbeats must not wait for the answer.
-            self._bounds_asked[log] = at, _in_thread(lambda: self.bounds(log, BOUNDS_TIMEOUT_S))
+            self._bounds_asked[log] = at, in_thread(lambda: self.bounds(log, BOUNDS_TIMEOUT_S))
             return
         self._note_error(error, READ)
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and message.partition() in self._followed:
@@ -410,7 +410,7 @@ class KafkaLog:
             self._requester.leave()
 
 
-def _in_thread(question: Callable[[], T]) -> Future[T]:
+def in_thread(question: Callable[[], T], name: str = "marshal-question") -> Future[T]:
     """Runs `question`, which may wait and is rare, in a thread of its own; returns the future."""
     answer: Future[T] = Future()
 
@@ -420,7 +420,7 @@ def _in_thread(question: Callable[[], T]) -> Future[T]:
         except BaseException as error:
             answer.set_exception(error)
 
-    threading.Thread(target=ask, name="marshal-question", daemon=True).start()
+    threading.Thread(target=ask, name=name, daemon=True).start()
     return answer
 
 
@@ -546,7 +546,7 @@ class KafkaReader:
     ) -> Iterator[Sequence[Message]]:
         """Yields messages as MessageReader.read says."""
         near = all(ends[tp] - start <= NEAR for tp, start in starts.items())
-        client = self._client(near)
+        client = self._clients.get(near) or self._created(near)
         consumer = client.consumer
         if self._assigned is not None and self._assigned is not consumer:
             self._assigned.unassign()  # its reading has been left unfinished
@@ -566,9 +566,6 @@ class KafkaReader:
             if self._assigned is not None and self._reading == reading:
                 self._assigned.unassign()
                 self._assigned = None
-
-    def _client(self, near: bool) -> _RangeClient:
-        return self._clients.get(near) or self._created(near)
 
     def _created(self, near: bool) -> _RangeClient:
         created = _RangeClient(settings.create_client(Consumer, self._configurations[near]), set())
@@ -643,7 +640,7 @@ class KafkaReader:
     def _note(self, event: Message, at: dict[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
         """Handles an error event; a partition without further messages leaves `at`. Raises RangeLost outside the
         partition, AccessDenied; librdkafka retries others."""
-        error, tp = event.error(), _partition_of(event)
+        error, tp = event.error(), TopicPartition(event.topic() or "", event.partition() or 0)
         assert error is not None
         if error.code() == KafkaError._PARTITION_EOF:
             if (event.offset() or 0) >= ends.get(tp, 0):  # else a replica that has not received the last messages yet
@@ -667,7 +664,3 @@ class _RangeClient(NamedTuple):
 
     consumer: Consumer
     known: set[str]
-
-
-def _partition_of(message: Message) -> TopicPartition:
-    return TopicPartition(message.topic() or "", message.partition() or 0)
