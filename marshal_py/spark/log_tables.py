@@ -11,10 +11,10 @@ tables together are one wide table: its column `table` names a row's table, and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, get_type_hints
+from typing import Any, Final, get_type_hints
 
 import pyarrow as pa
 from pyspark.sql import types
@@ -34,7 +34,7 @@ from marshal_py.spark.stream.aliases import named_as_written
 from marshal_py.spark.stream.options import kafka_options
 from marshal_py.transport.dump import Reader
 from marshal_py.transport.kafka import KafkaTransport
-from marshal_py.transport.ports import Bounds
+from marshal_py.transport.ports import Bounds, LogRecord
 
 BATCH_ROWS: Final = 20_000  # per batch that goes to the JVM: a few MB; larger ones are not faster
 TIME_MS_MAX: Final = 253_402_300_799_999  # the year 9999, where Spark's calendar ends; a record's time may be anything
@@ -115,52 +115,22 @@ def _array(cells: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 # --- Sources of coordination log records: a live topic and a dump file
 #
-# A source is a small picklable value. The planner asks it for the spans of the logs, and a task reads one log from
-# it. Records are (log, offset, time in ms, key, value), each log without gaps and in order. Must not fold, nor import
-# Spark.
-
-
-Raw = tuple[int, int, int, bytes | None, bytes | None]  # log, offset, time in ms, key, value
-
-
-class LogSource(Protocol):
-    """Reads coordination logs from one place: a topic or a dump. Every method raises CoordinationError,
-    ClusterUnreachable, FileUnusable, InvalidOption."""
-
-    def spans(self) -> dict[int, Bounds]:
-        """Returns, for each log that has records, its first offset and its end, as of now."""
-
-    def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
-        """Yields the records [first, end) of one log. Raises LogGap if one is missing."""
-
-
-def root_of(origin: LogSource) -> Genesis | None:
-    """Returns the Genesis for all logs (L3), None if nobody has written one. Raises HistoryTruncated if it is gone and
-    no snapshot names it."""
-    first, end = origin.spans().get(0, Bounds(0, 0))
-    records = origin.read(0, first, end) if first < end else ()
-    found = root_among(first, ((offset, value) for _, offset, _, _, value in records))
-    if found is None and first > 0:
-        raise HistoryTruncated(0, first)
-    return found
+# A source is a small picklable value. The planner asks it for the spans of the logs that have records (first offset
+# and end, as of now), and a task reads one log from it, without gaps and in order. Must not fold, nor import Spark.
+# Every method raises CoordinationError, ClusterUnreachable, FileUnusable, InvalidOption.
 
 
 @dataclass
 class TopicSource:
-    """Reads a live coordination topic. `settings` are librdkafka's. `options`: they were given as options of a format,
-    where their names begin with `kafka.`."""
+    """Reads a live coordination topic. `settings` are librdkafka's."""
 
     settings: Mapping[str, Any]
     topic: str
-    options: bool = False
     topic_id: str = ""  # as `spans` has seen it first
-
-    def _named(self) -> AbstractContextManager[None]:
-        return named_as_written(self.settings) if self.options else nullcontext()
 
     def _reader(self) -> LogReader:
         quiet = {"log_level": 0}  # errors say what librdkafka would print
-        with self._named():
+        with named_as_written(self.settings):
             return LogReader(KafkaTransport({**quiet, **self.settings}, CONNECT_TIMEOUT_S), self.topic, "spark")
 
     def spans(self) -> dict[int, Bounds]:
@@ -174,12 +144,13 @@ class TopicSource:
             found = reader.bounds(range(reader.count))
         return {log: bounds for log, bounds in found.items() if bounds.first < bounds.end}
 
-    def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
-        """Yields the records [first, end) of one log. Raises ClusterUnreachable after READ_TIMEOUT_S."""
+    def read(self, log: int, first: int, end: int) -> Iterator[LogRecord]:
+        """Yields the records [first, end) of one log. Raises LogGap if one is missing, ClusterUnreachable after
+        READ_TIMEOUT_S."""
         with closing(self._reader()) as reader:
             for record in reader.records({log: end}, {log: first}):
                 if record.offset < end:
-                    yield record.log, record.offset, record.timestamp_ms, record.key, record.value
+                    yield record
 
 
 @dataclass
@@ -192,14 +163,25 @@ class DumpSource:
         with Reader(Path(self.path)) as reader:
             return {span.log: Bounds(span.first, span.end) for span in reader.header.logs if span.first < span.end}
 
-    def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
+    def read(self, log: int, first: int, end: int) -> Iterator[LogRecord]:
         with Reader(Path(self.path)) as reader:
             for record in reader:
                 if record.log == log and first <= record.offset < end:
-                    yield record.log, record.offset, record.timestamp_ms, record.key, record.value
+                    yield record
 
 
-def source_of(options: Mapping[str, str]) -> LogSource:
+def root_of(origin: TopicSource | DumpSource) -> Genesis | None:
+    """Returns the Genesis for all logs (L3), None if nobody has written one. Raises HistoryTruncated if it is gone and
+    no snapshot names it."""
+    first, end = origin.spans().get(0, Bounds(0, 0))
+    records = origin.read(0, first, end) if first < end else ()
+    found = root_among(first, ((record.offset, record.value) for record in records))
+    if found is None and first > 0:
+        raise HistoryTruncated(0, first)
+    return found
+
+
+def source_of(options: Mapping[str, str]) -> TopicSource | DumpSource:
     """Returns the source that a format's options name: `path`, or `bootstrap.servers`, `kafka.*`, `coordination_topic`.
     Raises InvalidOption."""
     path, servers = options.get("path"), options.get("bootstrap.servers") or options.get("kafka.bootstrap.servers")
@@ -212,7 +194,7 @@ def source_of(options: Mapping[str, str]) -> LogSource:
             raise InvalidOption("path", path, "a file that `marshal log dump` wrote")
         return DumpSource(local)
     topic = options.get("coordination_topic", COORDINATION_TOPIC)
-    return TopicSource(kafka_options(options), topic, options=True)
+    return TopicSource(kafka_options(options), topic)
 
 
 STATE_TABLES: Final = tuple(name for name in TABLES if name != "records")
@@ -331,10 +313,11 @@ class FoldReader(DataSourceReader):
     def _folded(self, span: LogSpan) -> Iterator[Mapping[str, Sequence[Row]]]:
         assert span.root is not None  # `partitions` planned it
         row_filter = self._filter
-        values = ((offset, value) for _, offset, _, _, value in self._source.read(span.log, span.first, span.end))
+        records = self._source.read(span.log, span.first, span.end)
+        values = ((record.offset, record.value) for record in records)
         timeline = Timeline(beginning(span.log, span.first, span.root, values).world(), self._tables)
         read, has_since, has_until = timeline.read, row_filter.since is not None, row_filter.until is not None
-        for _, offset, time_ms, _, value in self._source.read(span.log, timeline.world.next_offset, span.end):
+        for _, offset, value, time_ms, _ in self._source.read(span.log, timeline.world.next_offset, span.end):
             if has_until and row_filter.ends_before(offset, time_ms):
                 break
             read(offset, time_ms, value)
