@@ -137,8 +137,8 @@ class Rules:
     def _statement(self, sql: str, values: Mapping[str, object], rows: bool = False) -> Statement:
         return Statement(sql.format(**self._names).strip(), values, rows)
 
-    def creating(self) -> list[Statement]:
-        return [self._statement(_CREATE, {})]
+    def creating(self) -> Steps[None]:
+        yield self._statement(_CREATE, {})
 
     def kept(self, group: str, topic: str) -> Steps[dict[Source, Kept]]:
         """Returns what the table knows of a group's topics of this name."""
@@ -226,8 +226,9 @@ class InboxRules(Rules):
         super().__init__(table)
         self._marked: Counter[Source] = Counter()
 
-    def creating(self) -> list[Statement]:
-        return [*super().creating(), self._statement(_CREATE_MARKS, {})]
+    def creating(self) -> Steps[None]:
+        yield from super().creating()
+        yield self._statement(_CREATE_MARKS, {})
 
     def kept(self, group: str, topic: str) -> Steps[dict[Source, Kept]]:
         found = yield from super().kept(group, topic)
@@ -308,9 +309,7 @@ class Guard(Rules):
 
     def create(self, connection: Any) -> None:
         """Creates the guard table unless it exists. The caller commits."""
-        wrapped = _Connection(connection, awaited=False)
-        for statement in self.creating():
-            wrapped.run(statement)
+        self._run(connection, self.creating())
 
     def new(self, connection: Any, messages: M | Iterable[M]) -> list[M]:
         """Returns those of `messages` that this consumer must apply, in their order: they have no effect in the
@@ -371,9 +370,7 @@ class AsyncGuard(Rules):
 
     async def create(self, connection: Any) -> None:
         """Does what `Guard.create` does."""
-        wrapped = _Connection(connection, awaited=True)
-        for statement in self.creating():
-            await wrapped.run_async(statement)
+        await self._run(connection, self.creating())
 
     async def new(self, connection: Any, messages: M | Iterable[M]) -> list[M]:
         """Does what `Guard.new` does."""

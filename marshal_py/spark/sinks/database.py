@@ -90,7 +90,7 @@ class Database:
 
     def create(self) -> None:
         """Creates the guard table if it does not exist."""
-        self._in_session(lambda session: [session.run(statement) for statement in self.rules.creating()])
+        self._in_session(lambda session: run(session.run, self.rules.creating()))
 
     def known(self, spans: Mapping[Source, Span]) -> Mapping[Source, Kept]:
         """Returns what the guard table knows of these partitions."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -33,6 +33,8 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.schema import Field
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructType
 
 from marshal_py.client.values.finished import Finished, Kept, Source, Span
 from marshal_py.errors import InvalidOption, TableChanged
@@ -45,10 +47,12 @@ _ID_PARTS: Final = 5  # of the longest topic id: 32 characters
 _INCARNATION: Final = ((0, 7), (7, 14), (14, 16))  # the bytes of an incarnation in each number
 
 
-def known_in(table: DeltaTable, spans: Mapping[Source, Span]) -> dict[Source, Kept]:
-    """Returns what the table knows of these sources, with the tokens of the spans' groups. Raises InvalidOption for an
-    older version's table."""
-    found = {}
+def known_in(table: DeltaTable | None, spans: Mapping[Source, Span]) -> dict[Source, Kept]:
+    """Returns what the table knows of these sources, with the tokens of the spans' groups; nothing without a table.
+    Raises InvalidOption for an older version's table."""
+    found: dict[Source, Kept] = {}
+    if table is None:
+        return found
     for source, span in spans.items():
         if table.transaction_version(f"marshal/{source.tp}/log") is not None:
             rule = "a table written by this version: its positions are an older one's; use a new table"
@@ -58,12 +62,6 @@ def known_in(table: DeltaTable, spans: Mapping[Source, Span]) -> dict[Source, Ke
             token = _token(table, source, span.group) if span.group else ""
             found[source] = Kept(ranges, token, span.group if token else "")
     return found
-
-
-def sources_in(table: DeltaTable, topic: str, partition: int) -> dict[Source, Kept]:
-    """Returns what the table knows of this partition of each topic of the name."""
-    sources = [Source(topic, partition, one) for one in _ids(table, f"marshal/{topic}:{partition}")]
-    return {source: Kept(_finished(table, source) or Finished()) for source in sources}
 
 
 def transactions_of(table: DeltaTable, after: Mapping[Source, Kept]) -> list[Transaction]:
@@ -138,7 +136,6 @@ _KNOWN: Final = frozenset({
     "vacuumProtocolCheck",
 })  # fmt: skip
 _WRITER_MAX: Final = 7  # the version from which a table names its features
-_SQL: Final = {"integer": "INT", "long": "BIGINT", "short": "SMALLINT", "byte": "TINYINT"}
 
 
 class Rules:
@@ -148,10 +145,8 @@ class Rules:
 
     def __init__(self, table: DeltaTable, name: str) -> None:
         """Reads the rules of the table `name`. Raises InvalidOption if this writer cannot keep them."""
-        self._name = name
-        self._fields: dict[str, dict[str, Any]] = {
-            field["name"]: field for field in json.loads(table.schema().to_json())["fields"]
-        }
+        self._name, self._schema = name, json.loads(table.schema().to_json())
+        self._fields: dict[str, dict[str, Any]] = {field["name"]: field for field in self._schema["fields"]}
         self.names = list(self._fields)
         configuration, protocol = table.metadata().configuration, table.protocol()
         self._checks: dict[str, str] = {
@@ -189,10 +184,10 @@ class Rules:
                 raise InvalidOption(f"column {field.name}", _shown(found["type"]), rule)
         return new
 
-    def lacking(self, columns: Iterable[str]) -> dict[str, str]:
-        """Returns the table's columns that are not in `columns`, with their types in Spark's SQL."""
-        there = set(columns)
-        return {name: _sql(field["type"]) for name, field in self._fields.items() if name not in there}
+    def lacking(self, columns: Sequence[str]) -> dict[str, DataType]:
+        """Returns the table's columns that are not in `columns`, with their types: Delta's JSON of them is Spark's."""
+        fields = StructType.fromJson(self._schema).fields
+        return {field.name: field.dataType for field in fields if field.name not in columns}
 
     def conditions(self) -> dict[str, str]:
         """Returns, by their names, conditions in Spark's SQL that are true for every row that the table takes."""
@@ -251,18 +246,6 @@ def _shown(kind: Any) -> str:
     return kind if isinstance(kind, str) else json.dumps(kind)
 
 
-def _sql(kind: Any) -> str:
-    """Returns a type of Delta's JSON as Spark's SQL writes it."""
-    if isinstance(kind, str):
-        return _SQL.get(kind, kind)
-    match kind["type"]:
-        case "struct":
-            return f"STRUCT<{', '.join('`{}`: {}'.format(one['name'], _sql(one['type'])) for one in kind['fields'])}>"
-        case "array":
-            return f"ARRAY<{_sql(kind['elementType'])}>"
-    return f"MAP<{_sql(kind['keyType'])}, {_sql(kind['valueType'])}>"
-
-
 class DeltaEntry(lakes.LakeEntry):
     """Writes a batch into a Delta table. Nothing of it counts before `commit`."""
 
@@ -271,13 +254,11 @@ class DeltaEntry(lakes.LakeEntry):
     def __init__(self, output: DeltaOutput, spans: Mapping[Source, Span]) -> None:
         self._output = output
         self._table = output.table()
-        super().__init__(output.name, spans, {} if self._table is None else known_in(self._table, spans))
+        super().__init__(output.name, spans, known_in(self._table, spans))
         self._files: list[AddAction | RemoveAction] = []
         self._rules: Rules | None = None  # those that the rows were checked against
 
     def _append_files(self, rows: DataFrame) -> None:
-        from pyspark.sql import functions as F
-
         table = self._fit(rows.limit(0).toArrow().schema)
         assert self._rules is not None
         lacking = {name: F.lit(None).cast(kind) for name, kind in self._rules.lacking(rows.columns).items()}
@@ -302,7 +283,7 @@ class DeltaEntry(lakes.LakeEntry):
     def _fit(self, given: pa.Schema) -> DeltaTable:
         """Returns the table if rows of this schema fit it, with their new columns by `merge_schema`. Raises
         InvalidOption."""
-        table = self._ensure_table(lambda: given)
+        table = self._ensure_table(given)
         rules = Rules(table, self.name)
         check_names(self.name, given.names, rules.names, self._output.merge_schema)
         new = rules.check_types(Schema.from_arrow(given))
@@ -312,11 +293,11 @@ class DeltaEntry(lakes.LakeEntry):
             except CommitFailedError as error:
                 raise TableChanged(self.name) from error
             self.recheck(self._read())
-            rules = Rules(self._ensure_table(lambda: None), self.name)
+            rules = Rules(self._ensure_table(), self.name)
         self._rules = rules
-        return self._ensure_table(lambda: None)
+        return self._ensure_table()
 
-    def _ensure_table(self, columns: Callable[[], pa.Schema | None]) -> DeltaTable:
+    def _ensure_table(self, columns: pa.Schema | None = None) -> DeltaTable:
         """Returns the table, created if there was none; then checks the entry again: another writer may have created it
         first."""
         if self._table is None:
@@ -324,27 +305,23 @@ class DeltaEntry(lakes.LakeEntry):
             self.recheck(known_in(self._table, self.spans))
         return self._table
 
-    def _prepare(self) -> None:
-        self._ensure_table(lambda: None)
-
     def _commit_once(self) -> None:
-        assert self._table is not None  # `_prepare` saw to that
+        table = self._ensure_table()
         # Without retries by delta-rs: they would commit after another writer without the check that `commit` makes.
-        transactions = transactions_of(self._table, self.after())
+        transactions = transactions_of(table, self.after())
         properties = CommitProperties(max_commit_retries=0, app_transactions=transactions)
         if self._rows is not None:
-            write_deltalake(self._table, self._rows, mode="append", commit_properties=properties)
+            write_deltalake(table, self._rows, mode="append", commit_properties=properties)
         else:
-            schema = self._table.schema()
-            self._table.create_write_transaction(self._files, "append", schema, commit_properties=properties)
+            table.create_write_transaction(self._files, "append", table.schema(), commit_properties=properties)
 
     def _read(self) -> Mapping[Source, Kept]:
         self._table = self._output.table()
-        return known_in(self._ensure_table(lambda: None), self.spans)
+        return known_in(self._ensure_table(), self.spans)
 
     def _read_again(self) -> Mapping[Source, Kept]:
         found = self._read()
-        if self._rules is not None and Rules(self._ensure_table(lambda: None), self.name) != self._rules:
+        if self._rules is not None and Rules(self._ensure_table(), self.name) != self._rules:
             raise TableChanged(self.name)
         return found
 
@@ -383,9 +360,8 @@ class DeltaOutput(lakes.LakeOutput):
         except TableNotFoundError:
             return None
 
-    def make(self, columns: Callable[[], pa.Schema | None]) -> DeltaTable:
-        """Creates the table if it does not exist, with the schema of `columns`. Raises InvalidOption for None."""
-        schema = columns()
+    def make(self, schema: pa.Schema | None) -> DeltaTable:
+        """Creates the table if it does not exist, with these columns. Raises InvalidOption for None."""
         if schema is None:
             raise InvalidOption("uri", self.uri, "a table that exists, or an entry with rows to create it from")
         DeltaTable.create(
@@ -398,12 +374,14 @@ class DeltaOutput(lakes.LakeOutput):
         return DeltaTable(self.uri, storage_options=self._options)
 
     def known(self, spans: Mapping[Source, Span]) -> Mapping[Source, Kept]:
-        table = self.table()
-        return {} if table is None else known_in(table, spans)
+        return known_in(self.table(), spans)
 
     def sources(self, topic: str, partition: int) -> dict[Source, Kept]:
         table = self.table()
-        return {} if table is None else sources_in(table, topic, partition)
+        if table is None:
+            return {}
+        sources = [Source(topic, partition, one) for one in _ids(table, f"marshal/{topic}:{partition}")]
+        return {source: Kept(_finished(table, source) or Finished()) for source in sources}
 
     def begin(self, spans: Mapping[Source, Span]) -> DeltaEntry:
         return DeltaEntry(self, spans)

@@ -16,10 +16,10 @@ import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 
 from marshal_py.client.messages.message import Batch, Message
 from marshal_py.client.values.finished import (
@@ -61,9 +61,7 @@ class Entry(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -247,8 +245,6 @@ class Rows:
 
     def __init__(self, df: DataFrame) -> None:
         """Takes rows of a stream or batch read. Raises InvalidOption for a stream's rows without token."""
-        from pyspark.sql import functions as F
-
         self._df = df
         token = F.max("token") if "token" in df.columns else F.lit(None)
         found = df.groupBy("topic", "partition", "source").agg(token.alias("token")).collect()
@@ -270,8 +266,6 @@ class Rows:
 
     def missing_in(self, entry: Entry) -> DataFrame:
         """Returns the rows that the entry must write, with the column `topic_id` in place of `source`."""
-        from pyspark.sql import functions as F
-
         ids = F.substring_index("source", " ", 1)
         left_out: Column | None = None
         for topic, number, text, source, ranges in self._parts:

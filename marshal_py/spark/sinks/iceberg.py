@@ -21,6 +21,7 @@ from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import TableProperties
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from marshal_py.client.values.finished import Finished, Kept, Source, Span
 from marshal_py.errors import InvalidOption, TableChanged
@@ -42,8 +43,6 @@ class IcebergEntry(lakes.LakeEntry):
         self._files: list[str] = []
 
     def _append_files(self, rows: DataFrame) -> None:
-        from pyspark.sql import functions as F
-
         schema = rows.limit(0).toArrow().schema
         self._fit(schema)
         root = f"{self._table.location().rstrip('/')}/data"

@@ -17,20 +17,17 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, NoReturn
+from typing import Any, ClassVar, Final, NamedTuple, NoReturn
 from urllib.parse import unquote
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, types
+from pyspark.sql import functions as F
 
 from marshal_py.client.values.finished import Kept, Ranges, Source, Span
 from marshal_py.errors import InvalidOption, TableChanged
 from marshal_py.spark.sinks import guards
 from marshal_py.spark.sinks.guards import Sink, named
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
 
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _TIMES: Final = "spark.sql.parquet.outputTimestampType"
@@ -63,7 +60,6 @@ def spark_uri_of(uri: str) -> str:
 def not_null(df: DataFrame, names: Sequence[str]) -> DataFrame:
     """Returns the rows with these columns as required ones. Spark believes such a schema and looks at no row, so the
     tasks look, and fail."""
-    from pyspark.sql import types
 
     def checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -80,8 +76,6 @@ def not_null(df: DataFrame, names: Sequence[str]) -> DataFrame:
 
 def nulls_in(df: DataFrame, names: Sequence[str]) -> dict[str, Broken]:
     """Returns for each of these columns how many rows have NULL in it, and the lowest offset; none if no row has."""
-    from pyspark.sql import functions as F
-
     wanted = [one for name in names for one in _breaks(df, F.col(f"`{name}`").isNotNull())]
     (found,) = df.agg(*(one.alias(f"_{at}") for at, one in enumerate(wanted))).collect()
     counted = zip(names, found[0::2], found[1::2], strict=True)
@@ -90,8 +84,6 @@ def nulls_in(df: DataFrame, names: Sequence[str]) -> dict[str, Broken]:
 
 def _breaks(df: DataFrame, keeps: Column) -> list[Column]:
     """Returns what Spark computes of rows for which `keeps` is not true: how many there are, and the lowest offset."""
-    from pyspark.sql import functions as F
-
     breaks = ~F.coalesce(keeps, F.lit(False))
     offset = F.col("offset") if "offset" in df.columns else F.lit(None).cast("long")
     return [F.count_if(breaks), F.min(F.when(breaks, offset))]
@@ -111,8 +103,6 @@ def write_files(
 ) -> list[DataFile]:
     """Writes the rows into a new folder below `root`; returns the files that have rows. `rules`: SQL conditions by name
     that must hold."""
-    from pyspark.sql import functions as F
-
     name = f"marshal-{uuid.uuid4().hex}"
     folder = f"{root.rstrip('/')}/{name}"
     conf = df.sparkSession.conf
@@ -149,13 +139,11 @@ def write_files(
     return files
 
 
-Indexed = tuple["Callable[[Column], Column]", Callable[[Any], Any]]
+Indexed = tuple[Callable[[Column], Column], Callable[[Any], Any]]
 
 
 def _indexed(df: DataFrame, partition_by: Sequence[str]) -> dict[str, Indexed]:
     """Returns which columns get statistics, and how: what Spark computes of a value, and how JSON has the result."""
-    from pyspark.sql import functions as F
-    from pyspark.sql import types
 
     def same(value: Any) -> Any:
         return value
@@ -235,7 +223,6 @@ class LakeEntry(guards.Entry):
     def commit(self) -> None:
         """Adds rows and offsets in one commit. Raises WriteFenced, TableChanged."""
         for left in reversed(range(COMMITS_MAX)):
-            self._prepare()
             try:
                 self._commit_once()
                 return
@@ -251,10 +238,6 @@ class LakeEntry(guards.Entry):
     @abstractmethod
     def _fitted(self, rows: pa.Table) -> pa.Table:
         """Returns the rows with exactly the table's columns. Raises InvalidOption if they do not fit."""
-
-    def _prepare(self) -> None:
-        """Prepares one attempt to commit. `commit` calls it before each attempt."""
-        return
 
     @abstractmethod
     def _commit_once(self) -> None:

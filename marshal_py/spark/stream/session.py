@@ -21,6 +21,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from marshal_py.errors import UnsupportedPlatform
+from marshal_py.spark.stream.listener import CommitListener
 
 CONNECT: Final = "sc://"
 CONNECT_INSTALL: Final = "pip install 'pyspark[connect]'"
@@ -59,10 +60,6 @@ def local_session(
     is a Spark Connect server, which has its own settings and ignores `settings`. Raises UnsupportedPlatform if there is
     no suitable Java, or no grpcio for Spark Connect.
     """
-    from pyspark.sql import SparkSession
-
-    from marshal_py.spark.stream.listener import CommitListener
-
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
@@ -80,8 +77,6 @@ def local_session(
 
 
 def _connected(url: str) -> SparkSession:
-    from pyspark.sql import SparkSession
-
     for module, package in (("grpc", "grpcio"), ("grpc_status", "grpcio-status"), ("zstandard", "zstandard")):
         if util.find_spec(module) is None:
             raise UnsupportedPlatform(f"a client of {url}", f"a Python without {package}", CONNECT_INSTALL)
