@@ -13,7 +13,6 @@ that `Member.may_deliver` allows (D8); in at-most-once mode it waits before that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 
 from marshal_py.client import membership
@@ -44,6 +43,8 @@ class ClaimedBatch:
         self._planner = planner
         self.taken: tuple[Taken, ...] = tuple(taken)
         self.open: bool = True
+        if taken:
+            planner.ranges.batch = self
 
     @property
     def ranges(self) -> tuple[ClaimedRange, ...]:
@@ -73,9 +74,7 @@ class ClaimedBatch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.give_back()
 
     def check(self) -> None:
@@ -112,7 +111,6 @@ class Planner(Membership):
     def __init__(self, context: Context, driver: ConsumerDriver, connection: Mapping[str, Any], ending: Ending) -> None:
         super().__init__(context, driver, connection, ending)
         self.ranges: RangePlanner = RangePlanner(self, context, driver, ending)
-        self._batch: ClaimedBatch | None = None
 
     @property
     def group(self) -> str:
@@ -139,30 +137,7 @@ class Planner(Membership):
         cluster that does not answer is asked again while there is time to wait. Raises BatchRefused if the last
         batch was neither committed nor given back, and what `plan` raises.
         """
-        if rows_max < 1:
-            raise InvalidOption("max_rows", rows_max, "at least 1")
-        if self._batch is not None and self._batch.open:
-            raise BatchRefused(f"the last batch of {self._batch.offsets} offsets")
-        deadline = None if wait_s is None else self._context.monotonic() + wait_s
-        while not self._ending.stopping:
-            try:
-                taken = self.ranges.take(self.ranges.plan(rows_max, up_to))
-            except ClusterUnreachable as error:
-                if deadline is not None and self._context.monotonic() >= deadline:
-                    raise
-                self.ranges.note_unanswered(error)
-                taken = []
-            if taken:
-                self._batch = ClaimedBatch(self, taken)
-                return self._batch
-            left_s = LOOK_S if deadline is None else min(LOOK_S, deadline - self._context.monotonic())
-            if left_s <= 0:
-                break
-            with self._context.outbox, self._context.lock:
-                self._context.changed.wait(left_s)
-        if self._ending.over:
-            self._ending.raise_if_ended()
-        return ClaimedBatch(self, ())
+        return ClaimedBatch(self, self.ranges.await_batch(rows_max, wait_s, up_to))
 
 
 class RangePlanner:
@@ -177,6 +152,7 @@ class RangePlanner:
         self.member, self._ending = driver.member, ending
         self.queue, self._source = driver.queue, driver.queue.source
         self._repeats = Repeats()
+        self.batch: ClaimedBatch | None = None  # the newest
         stable = planner.connection.get("isolation.level", "read_committed")
         self._committed_ends = stable == "read_committed"
 
@@ -286,6 +262,34 @@ class RangePlanner:
                 self.driver.park(tp, records.BEYOND_END, records.beyond_end(position, end))
 
     # --- delivering
+
+    def await_batch(
+        self, rows_max: int, wait_s: float | None = None, up_to: Mapping[TopicPartition, int] | None = None
+    ) -> list[Taken]:
+        """Delivers the ranges of a ClaimedBatch, as `Planner.batch` says."""
+        if rows_max < 1:
+            raise InvalidOption("max_rows", rows_max, "at least 1")
+        if self.batch is not None and self.batch.open:
+            raise BatchRefused(f"the last batch of {self.batch.offsets} offsets")
+        deadline = None if wait_s is None else self.context.monotonic() + wait_s
+        while not self._ending.stopping:
+            try:
+                taken = self.take(self.plan(rows_max, up_to))
+            except ClusterUnreachable as error:
+                if deadline is not None and self.context.monotonic() >= deadline:
+                    raise
+                self.note_unanswered(error)
+                taken = []
+            if taken:
+                return taken
+            left_s = LOOK_S if deadline is None else min(LOOK_S, deadline - self.context.monotonic())
+            if left_s <= 0:
+                break
+            with self.context.outbox, self.context.lock:
+                self.context.changed.wait(left_s)
+        if self._ending.over:
+            self._ending.raise_if_ended()
+        return []
 
     def take(self, wanted: Sequence[ClaimedRange]) -> list[Taken]:
         """Delivers and returns those of the ranges that may be delivered now; `plan` finds the others again."""

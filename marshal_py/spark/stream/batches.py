@@ -13,19 +13,17 @@ Works in jobs, notebooks and over Spark Connect, so nothing here may touch a Spa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from pyspark.sql import DataFrame, SparkSession
 
 from marshal_py.client.planner import ClaimedBatch, Planner
-from marshal_py.client.ranges import ClaimedRange
+from marshal_py.client.ranges import Taken
 from marshal_py.errors import InvalidOption
-from marshal_py.protocol.wire.identity import Token, TopicPartition
 from marshal_py.spark.stream.backfills import ranges_json
 from marshal_py.spark.stream.messages import COLUMNS, columns_of
 from marshal_py.spark.stream.options import MAX_ROWS, READ_TIMEOUT_S, as_options
-from marshal_py.spark.stream.range_reader import Piece, pieces_of
+from marshal_py.spark.stream.range_reader import pieces_of
 
 
 def claimed_batches(
@@ -67,47 +65,12 @@ def claimed_batches(
     return Batches(spark, planner, max_rows, wait_s, options, until)
 
 
-class Batch:
-    """One claimed batch; `df` has its rows. Without `commit` it is planned again, or lost in at-most-once
-    mode.
-    """
+class Batch(ClaimedBatch):
+    """One claimed batch; `df` has its rows. Without `commit` it is planned again, or lost in at-most-once mode."""
 
-    def __init__(self, claimed: ClaimedBatch, df: DataFrame) -> None:
-        self._claimed = claimed
+    def __init__(self, planner: Planner, taken: Sequence[Taken], df: DataFrame) -> None:
+        super().__init__(planner, taken)
         self.df = df
-
-    @property
-    def ranges(self) -> tuple[ClaimedRange, ...]:
-        """Returns the claimed ranges, one per partition."""
-        return self._claimed.ranges
-
-    @property
-    def token(self) -> Token:
-        """Returns the batch's fencing token. It is greater than the tokens of all earlier owners of these
-        partitions.
-        """
-        return self._claimed.token
-
-    @property
-    def tokens(self) -> dict[TopicPartition, Token]:
-        """Returns the fencing token of each partition. Rows have theirs in the column `token`."""
-        return self._claimed.tokens
-
-    def check(self) -> None:
-        """Checks that every claim is still held; call it just before a write. Raises ClaimLost."""
-        self._claimed.check()
-
-    def in_progress(self) -> None:
-        """Starts the planner's `handler_timeout_s` again. Call it between the steps of a long batch."""
-        self._claimed.in_progress()
-
-    def commit(self) -> None:
-        """Acks the batch, and returns once its positions are in the log. Raises ClaimLost, ClusterUnreachable."""
-        self._claimed.commit()
-
-    def give_back(self) -> None:
-        """Gives the batch back. It is then planned again; in at-most-once mode it is lost."""
-        self._claimed.give_back()
 
 
 class Batches:
@@ -133,9 +96,7 @@ class Batches:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._last is not None:
             self._last.give_back()
 
@@ -146,22 +107,21 @@ class Batches:
         that nobody reads.
         """
         self._planner.ranges.settle()
-        while claimed := self._claimed():
-            self._last = Batch(claimed, self._df(pieces_of(claimed.ranges, self._planner.group)))
+        while taken := self._taken():
+            pieces = pieces_of((one.range for one in taken), self._planner.group)
+            df = self._spark.read.format("marshal").options(**self._options, ranges=ranges_json(pieces)).load()
+            self._last = Batch(self._planner, taken, df)
             yield self._last
         if self._up_to is not None and not self._planner.ranges.stopping:
             self._planner.ranges.check_read(self._up_to)
 
-    def _df(self, pieces: list[Piece]) -> DataFrame:
-        return self._spark.read.format("marshal").options(**self._options, ranges=ranges_json(pieces)).load()
-
-    def _claimed(self) -> ClaimedBatch:
+    def _taken(self) -> list[Taken]:
         if self._up_to is None:
-            return self._planner.batch(self._max_rows, self._wait_s)
-        claimed = self._planner.batch(self._max_rows, 0, self._up_to)
-        if not claimed and self._planner.ranges.settle():  # claims were granted meanwhile
-            claimed = self._planner.batch(self._max_rows, 0, self._up_to)
-        return claimed
+            return self._planner.ranges.await_batch(self._max_rows, self._wait_s)
+        taken = self._planner.ranges.await_batch(self._max_rows, 0, self._up_to)
+        if not taken and self._planner.ranges.settle():  # claims were granted meanwhile
+            taken = self._planner.ranges.await_batch(self._max_rows, 0, self._up_to)
+        return taken
 
 
 __all__ = ["Batch", "Batches", "claimed_batches"]

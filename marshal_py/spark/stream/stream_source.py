@@ -166,10 +166,6 @@ class QueryMember:
             )
         self.warned = True
 
-    def ack(self, end: dict[str, Any]) -> None:
-        """Acks the committed batch that ends at `end`; an earlier member may have handed it over or acked it."""
-        self.query.commit(end)
-
     def plan(
         self, start: dict[str, Any], rows_max: int | None, targets: Mapping[TopicPartition, int] | None
     ) -> dict[str, Any]:
@@ -214,7 +210,7 @@ class QueryMember:
                 taken = self.query.take(end, planned)
             else:
                 self.settle()
-                self.ack(start)
+                self.query.commit(start)
                 taken = self.query.replay(end)
             if not taken:
                 logger.warning(
@@ -313,7 +309,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if key_of(start) == key_of(FIRST):
                 member.notice_fresh_checkpoint()
             member.check_origin(start)
-            member.ack(start)
+            member.query.commit(start)
             if self._available_now and self._targets is None:
                 self._targets = member.ranges.ends()
             if not self._available_now and member.has_new_topics():
@@ -343,7 +339,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._member is not None:
-            self._member.ack(end)
+            self._member.query.commit(end)
 
     def stop(self) -> None:
         """Leaves the group for good. Called when the process ends, because Spark has stopped the query or is gone."""
