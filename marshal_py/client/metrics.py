@@ -232,7 +232,15 @@ def port_error(address: str, port: int, error: Exception) -> InvalidOption:
 
 PREFIX: Final = "marshal"
 
-# Name of the metric -> help. Counters end in _total when they are shown.
+# Name of the metric -> help. Counters end in _total when they are shown. Of the Marshal, by field of Metrics:
+OF_THE_MARSHAL: Final = {
+    "records_folded": "Coordination records read and folded.",
+    "produce_errors": "Coordination records that were not written.",
+    "callbacks_dropped": "Callbacks that found too many others waiting.",
+    "stalled_ms": "Milliseconds that the heartbeats' thread did not run.",
+    "longest_stall_ms": "Most of these at once.",
+}
+# Of each consumer:
 COUNTERS: Final = {
     "heartbeats_sent": "Heartbeats handed to the producer.",
     "records_sent": "Coordination records handed to the producer, heartbeats included.",
@@ -299,23 +307,9 @@ class Collector:
 
     def collect(self) -> Iterator[Any]:  # of prometheus_client.Metric, which is imported only when it is used
         core, found = self._families, self._marshal.metrics()
-        yield core.CounterMetricFamily(
-            f"{PREFIX}_records_folded", "Coordination records read and folded.", value=found.records_folded
-        )
-        yield core.CounterMetricFamily(
-            f"{PREFIX}_produce_errors", "Coordination records that were not written.", value=found.produce_errors
-        )
-        yield core.CounterMetricFamily(
-            f"{PREFIX}_callbacks_dropped",
-            "Callbacks that found too many others waiting.",
-            value=found.callbacks_dropped,
-        )
-        yield core.CounterMetricFamily(
-            f"{PREFIX}_stalled_ms", "Milliseconds that the heartbeats' thread did not run.", value=found.stalled_ms
-        )
-        yield core.GaugeMetricFamily(
-            f"{PREFIX}_longest_stall_ms", "Most of these at once.", value=found.longest_stall_ms
-        )
+        for name, text in OF_THE_MARSHAL.items():
+            family = core.GaugeMetricFamily if name == "longest_stall_ms" else core.CounterMetricFamily
+            yield family(f"{PREFIX}_{name}", text, value=getattr(found, name))
         for names, family in ((COUNTERS, core.CounterMetricFamily), (GAUGES, core.GaugeMetricFamily)):
             for name, text in names.items():
                 metric = family(f"{PREFIX}_{name}", text, labels=("group", "client_id"))
@@ -336,8 +330,9 @@ class Collector:
         yield from self._process(found.consumers)
         for name, text in PARTITION_GAUGES.items():
             metric = core.GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=("group", "topic", "partition"))
-            for consumer, partition in _claims(found.consumers):
-                metric.add_metric((consumer.group, partition.topic, str(partition.partition)), getattr(partition, name))
+            for consumer in found.consumers:
+                for one in consumer.partitions:
+                    metric.add_metric((consumer.group, one.topic, str(one.partition)), getattr(one, name))
             yield metric
 
     def _process(self, consumers: list[ConsumerMetrics]) -> Iterator[Any]:
@@ -363,12 +358,6 @@ class Collector:
             times.add_metric(named, list(zip(bounds, accumulate(stats.handler_s), strict=True)), stats.handler_sum_s)
         yield waiting
         yield times
-
-
-def _claims(consumers: list[ConsumerMetrics]) -> Iterator[tuple[ConsumerMetrics, PartitionMetrics]]:
-    for consumer in consumers:
-        for partition in consumer.partitions:
-            yield consumer, partition
 
 
 def _prometheus() -> Any:
