@@ -65,15 +65,12 @@ class Lane(Struct, eq=False, gc=False):
         return bool(self.parked) and not (self.waiting and self.waiting[0].offset < self.parked[0].offset)
 
 
-class Held:
+class Held(Struct):
     """What the lanes have of a claim: messages, bytes of those that wait, and the offset below which more may come."""
 
-    __slots__ = ("end", "messages", "size_bytes")
-
-    def __init__(self) -> None:
-        self.messages: int = 0
-        self.size_bytes: int = 0
-        self.end: int = 0
+    messages: int = 0
+    size_bytes: int = 0
+    end: int = 0
 
 
 class Lanes:

@@ -8,7 +8,6 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from types import TracebackType
 from typing import Any, Final, Self
 
 from marshal_py.client.connection import Context
@@ -107,9 +106,7 @@ class Process(Running[K_co, V_co]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
@@ -194,7 +191,7 @@ class Process(Running[K_co, V_co]):
         processing, call = self._processing, self._call if worker is None else worker.call
         single = processing.settings.batch is None
         while worker is None or self._has_process(worker):
-            given: Any = self._next() if single else self._next_batch()
+            given = self._next()
             if given is None:
                 return
             try:
@@ -231,34 +228,22 @@ class Process(Running[K_co, V_co]):
         return answered(result)
 
     def _next(self) -> Any:
-        """Waits for the next message. Returns None when no handler may begin any more."""
-        processing = self._processing
+        """Waits for the next message or batch. Returns None when no handler may begin any more."""
+        processing, single = self._processing, self._processing.settings.batch is None
         while not processing.over:
-            message, shut = processing.begin()
-            if message is not None:
-                return message
+            if not single:
+                with processing.changed:
+                    if wait_s := processing.batch_due_s():
+                        processing.changed.wait(wait_s)
+                        continue
+            given, shut = processing.begin() if single else processing.begin_batch()
+            if given:
+                return given
             with processing.changed:
                 if shut:
                     processing.changed.wait(SHUT_S)
-                elif not processing.ready():
+                elif single and not processing.ready():
                     processing.changed.wait(IDLE_S)
-        return None
-
-    def _next_batch(self) -> list[Message[K_co, V_co]] | None:
-        """Waits for the next batch. Returns None when no handler may begin any more."""
-        processing = self._processing
-        while not processing.over:
-            with processing.changed:
-                wait_s = processing.batch_due_s()
-                if wait_s:
-                    processing.changed.wait(wait_s)
-                    continue
-            batch, shut = processing.begin_batch()
-            if batch:
-                return batch
-            if shut:
-                with processing.changed:
-                    processing.changed.wait(SHUT_S)
         return None
 
 
@@ -349,9 +334,7 @@ class AsyncProcess(Running[K_co, V_co]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def stop(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:

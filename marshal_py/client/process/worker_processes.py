@@ -87,19 +87,7 @@ def answered(result: object) -> Answer:
 
 def plain(message: Message[K_co, V_co]) -> PlainMessage[K_co, V_co]:
     """Returns what a message holds. Raises what a deserializer raises."""
-    return PlainMessage(
-        message.topic,
-        message.partition,
-        message.offset,
-        message.key,
-        message.value,
-        message.headers,
-        message.timestamp,
-        message.token,
-        message.group,
-        message.delivery_count,
-        message.idempotency_key,
-    )
+    return PlainMessage(*(getattr(message, name) for name in PlainMessage.__struct_fields__))
 
 
 class Work(NamedTuple):
