@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from marshal_py.client.connection import Ask, Context, TaskSteps
 from marshal_py.client.delivery.delivery_queue import ENDS_TIMEOUT_S, positions_of
@@ -65,16 +65,13 @@ class Begun(NamedTuple):
     start: int
 
 
-class PlannedClaim:
+class PlannedClaim(Struct, eq=False):
     """One claim, the offset from which its next range is planned, and its range in flight (`taken`), if any."""
 
-    __slots__ = ("claim", "next_offset", "requested", "taken")
-
-    def __init__(self, claim: Claim, next_offset: int) -> None:
-        self.claim: Claim = claim
-        self.next_offset: int = next_offset  # where planning continues
-        self.taken: Taken | None = None
-        self.requested: tuple[int, int] | None = None  # in at-most-once mode: the range to ask a grant for
+    claim: Claim
+    next_offset: int  # where planning continues
+    taken: Taken | None = None
+    requested: tuple[int, int] | None = None  # in at-most-once mode: the range to ask a grant for
 
 
 class UnfetchedSource:

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Final
 
+from msgspec import Struct
+
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import Broken, OutOfRange
 
@@ -29,38 +31,29 @@ class State(IntEnum):
     STOPPED = 2  # the cluster refused it: nothing is fetched until the next assignment
 
 
-class Assignment:
+class Assignment(Struct, eq=False):
     """One assignment of one partition. `reached`: the next offset to fetch."""
 
-    __slots__ = (
-        "failures", "has_received", "leader_epoch", "paused", "paused_in_client", "reached", "reached_before", "round",
-        "state", "tried_ms",
-    )  # fmt: skip
-
-    def __init__(self, round_: int, position: int) -> None:
-        self.round: int = round_
-        self.reached: int = position
-        self.leader_epoch: int = -1  # in which the message just below `reached` was written; -1: unknown
-        self.reached_before: int = -1  # at the last look of `is_quiet`
-        self.state: State = State.FETCHING
-        self.paused: bool = False  # wanted by the caller
-        self.paused_in_client: bool = False
-        self.has_received: bool = False  # at least one message
-        self.failures: int = 0  # in a row
-        self.tried_ms: int = 0  # time of the retry: while WAITING the next one, afterwards the last one
+    round: int
+    reached: int
+    leader_epoch: int = -1  # in which the message just below `reached` was written; -1: unknown
+    reached_before: int = -1  # at the last look of `is_quiet`
+    state: State = State.FETCHING
+    paused: bool = False  # wanted by the caller
+    paused_in_client: bool = False
+    has_received: bool = False  # at least one message
+    failures: int = 0  # in a row
+    tried_ms: int = 0  # time of the retry: while WAITING the next one, afterwards the last one
 
 
-class Changes:
+class Changes(Struct):
     """What to pass to the client, in this order: resume, unassign, assign, pause."""
 
-    __slots__ = ("assign", "leader_epochs", "pause", "resume", "unassign")
-
-    def __init__(self) -> None:
-        self.resume: list[TopicPartition] = []  # part of `unassign`: a client remembers a pause beyond the assignment
-        self.unassign: list[TopicPartition] = []
-        self.assign: dict[TopicPartition, int] = {}
-        self.leader_epochs: dict[TopicPartition, int] = {}  # of some in `assign`: of what has come from there before
-        self.pause: set[TopicPartition] = set()
+    resume: list[TopicPartition] = []  # part of `unassign`: a client remembers a pause beyond the assignment
+    unassign: list[TopicPartition] = []
+    assign: dict[TopicPartition, int] = {}
+    leader_epochs: dict[TopicPartition, int] = {}  # of some in `assign`: of what has come from there before
+    pause: set[TopicPartition] = set()
 
 
 class Assignments:

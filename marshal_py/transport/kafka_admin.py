@@ -24,7 +24,7 @@ from confluent_kafka import (
     Uuid,
 )
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported, but not by name  # type: ignore[attr-defined]  # re-exported, but not by name  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported, but not by name
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
@@ -186,12 +186,13 @@ def list_offsets(
     timeout_s: float,
     given: settings.Settings,
     *,
-    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    committed: bool = False,
     exists: bool = False,
 ) -> list[dict[TopicPartition, int]]:
     """Returns for each OffsetSpec and partition its offset, or -1, by one request per spec, all at once. `exists`: a
     broker that does not know the partitions yet is asked again."""
     deadline, passing = time.monotonic() + timeout_s, _MOVING | (_UNKNOWN if exists else frozenset())
+    isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     client.listen().forget()
     while True:
         left_s = max(LIST_TIMEOUT_S_MIN, deadline - time.monotonic())
@@ -231,36 +232,16 @@ def list_bounds(
     given: settings.Settings,
     *,
     times_ms: Sequence[int] = (),
-    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    committed: bool = False,
     exists: bool = False,
 ) -> tuple[dict[TopicPartition, Bounds], list[dict[TopicPartition, int]]]:
     """Returns first and end offset of each partition, and for each time the first offset at or after it, if any."""
     specs = [OffsetSpec.earliest(), OffsetSpec.latest()]  # type: ignore[no-untyped-call]
     specs += [OffsetSpec.for_timestamp(at_ms) for at_ms in times_ms]
-    first, end, *found = list_offsets(client, tps, specs, timeout_s, given, isolation=isolation, exists=exists)
+    first, end, *found = list_offsets(client, tps, specs, timeout_s, given, committed=committed, exists=exists)
     # The answers come in any order: records that were deleted between them must not make a negative range.
     bounds = {tp: Bounds(first[tp], max(first[tp], end[tp])) for tp in tps}
     return bounds, [{tp: offset for tp, offset in each.items() if offset >= 0} for each in found]
-
-
-def told_offsets(
-    client: Requester, tps: Sequence[TopicPartition], timeout_s: float, first: bool
-) -> dict[TopicPartition, int]:
-    """Returns ends, or `first` offsets, as ClusterAdmin.told_offsets says."""
-    if not tps:
-        return {}
-    deadline, found = time.monotonic() + timeout_s, dict[TopicPartition, int]()
-    spec = OffsetSpec.earliest() if first else OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    asked = client.list_offsets({KafkaPartition(*tp): spec for tp in tps}, request_timeout=timeout_s)
-    for tp, future in asked.items():
-        with contextlib.suppress(KafkaException, TimeoutError):
-            offset = future.result(max(0.0, deadline - time.monotonic())).offset
-            if offset >= 0:
-                found[TopicPartition(tp.topic, tp.partition)] = offset
-    if len(found) < len(tps):  # so that the next call asks the leaders that there are then
-        missing = {tp.topic for tp in tps if tp not in found}
-        _refresh_leaders(client, missing, max(0.0, deadline - time.monotonic()))
-    return found
 
 
 def ask_any_broker(client: Requester, ask: Callable[[], Future[T]], timeout_s: float) -> T:
@@ -416,10 +397,6 @@ _DENIED: Final = frozenset(
 )
 
 
-def _kafka_partitions(tps: Sequence[TopicPartition]) -> list[KafkaPartition]:
-    return [KafkaPartition(*tp) for tp in tps]
-
-
 class KafkaAdmin:
     """Implements ClusterAdmin over an AdminClient."""
 
@@ -475,14 +452,11 @@ class KafkaAdmin:
         found = self.partition_count(topic)
         if found is None:
             self._create(topic, partitions)
-            found = self._wait_until_shown(topic, lambda: self.partition_count(topic))
+            found = wait_until_shown(self._servers, topic, lambda: self.partition_count(topic))
         if "describe_config" in self.capabilities:
             for error in self.wrong_settings(topic, partitions):
                 raise error
         return found
-
-    def _wait_until_shown(self, topic: str, question: Callable[[], T | None]) -> T:
-        return wait_until_shown(self._servers, topic, question)
 
     def _create_command(self, topic: str, replicas: int, partitions: int) -> str:
         config = " ".join(f"--config {key}={value}" for key, value in initial_settings(replicas).items())
@@ -522,8 +496,8 @@ class KafkaAdmin:
     def wrong_settings(self, topic: str, partitions: int = COORDINATION_PARTITIONS) -> list[WrongTopicSetting]:
         """Returns an error for every setting of the topic that could lose history (L1). The command adds missing
         `partitions` to a topic that is empty."""
-        found = self._wait_until_shown(topic, lambda: self.settings(topic))
-        replicas = self._wait_until_shown(topic, lambda: self._replicas(topic))
+        found = wait_until_shown(self._servers, topic, lambda: self.settings(topic))
+        replicas = wait_until_shown(self._servers, topic, lambda: self._replicas(topic))
         brokers = len(self.brokers())
         if not [*wrong_settings(topic, found, brokers, replicas, self._servers)]:
             return []
@@ -625,14 +599,27 @@ class KafkaAdmin:
     def bounds(
         self, tps: Sequence[TopicPartition], *, committed: bool = False, timeout_s: float | None = None
     ) -> dict[TopicPartition, Bounds]:
-        isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         within_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
-        return list_bounds(self._client, tps, within_s, self._given, isolation=isolation)[0]
+        return list_bounds(self._client, tps, within_s, self._given, committed=committed)[0]
 
     def told_offsets(
         self, tps: Sequence[TopicPartition], timeout_s: float, *, first: bool = False
     ) -> dict[TopicPartition, int]:
-        return told_offsets(self._client, tps, min(timeout_s, self._timeout_s), first)
+        if not tps:
+            return {}
+        client, within_s = self._client, min(timeout_s, self._timeout_s)
+        deadline, found = time.monotonic() + within_s, dict[TopicPartition, int]()
+        spec = OffsetSpec.earliest() if first else OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        asked = client.list_offsets({KafkaPartition(*tp): spec for tp in tps}, request_timeout=within_s)
+        for tp, future in asked.items():
+            with contextlib.suppress(KafkaException, TimeoutError):
+                offset = future.result(max(0.0, deadline - time.monotonic())).offset
+                if offset >= 0:
+                    found[TopicPartition(tp.topic, tp.partition)] = offset
+        if len(found) < len(tps):  # so that the next call asks the leaders that there are then
+            missing = {tp.topic for tp in tps if tp not in found}
+            _refresh_leaders(client, missing, max(0.0, deadline - time.monotonic()))
+        return found
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         self._check_time_lookup()
@@ -644,8 +631,7 @@ class KafkaAdmin:
     ) -> tuple[dict[TopicPartition, Bounds], list[dict[TopicPartition, int]]]:
         if times_ms:
             self._check_time_lookup()
-        isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        return list_bounds(self._client, tps, self._timeout_s, self._given, times_ms=times_ms, isolation=isolation)
+        return list_bounds(self._client, tps, self._timeout_s, self._given, times_ms=times_ms, committed=committed)
 
     def _check_time_lookup(self) -> None:
         if "time_lookup" not in self.capabilities:  # the embedded broker would answer that no record is that late
@@ -653,7 +639,8 @@ class KafkaAdmin:
 
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         # The admin client asks, because a Consumer without the right to find its coordinator retries until the timeout.
-        what, wanted = f"committed offsets of {group}", ConsumerGroupTopicPartitions(group, _kafka_partitions(tps))
+        what = f"committed offsets of {group}"
+        wanted = ConsumerGroupTopicPartitions(group, [KafkaPartition(*tp) for tp in tps])
 
         def ask(client: AdminClient, timeout_s: float) -> Future[ConsumerGroupTopicPartitions]:
             return client.list_consumer_group_offsets([wanted], request_timeout=timeout_s)[group]

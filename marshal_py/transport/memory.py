@@ -16,6 +16,8 @@ from itertools import count
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
+from msgspec import Struct
+
 from marshal_py.errors import (
     AlreadyExists,
     ClusterUnreachable,
@@ -211,25 +213,11 @@ class MemoryBroker:
 _open: WeakValueDictionary[str, MemoryBroker] = WeakValueDictionary()
 
 
-def broker_named(servers: str) -> MemoryBroker:
-    """Returns the broker of this process whose `bootstrap_servers` are given. Raises InvalidOption."""
-    found = _open.get(servers)
-    if found is None:
-        known = ", ".join(sorted(_open)) or "none"
-        raise InvalidOption("bootstrap.servers", servers, f"a cluster in memory that exists in this process: {known}")
-    return found
-
-
-class MemoryConnection:
+class MemoryConnection(Struct, eq=False):
     """Connects one transport to a MemoryBroker. While it is cut, nothing can be read and what is written is lost."""
 
-    __slots__ = ("broker", "cut")
-
     broker: MemoryBroker
-    cut: bool
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        self.broker, self.cut = broker, False
+    cut: bool = False
 
     @property
     def up(self) -> bool:
@@ -683,4 +671,8 @@ def named_transport(servers_or_config: str | Mapping[str, Any]) -> MemoryTranspo
     servers = given.get("bootstrap.servers") if isinstance(given, Mapping) else given
     if not isinstance(servers, str) or not servers.startswith(SCHEME):
         return None
-    return MemoryTransport(broker_named(servers))
+    broker = _open.get(servers)
+    if broker is None:
+        known = ", ".join(sorted(_open)) or "none"
+        raise InvalidOption("bootstrap.servers", servers, f"a cluster in memory that exists in this process: {known}")
+    return MemoryTransport(broker)

@@ -5,7 +5,6 @@ Python's own TypeError names the nearest in newer versions only, and never what 
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
@@ -23,7 +22,7 @@ _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYW
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns the text "did you mean ...?"; "" if no known name is near."""
-    near = difflib.get_close_matches(name, known, 1)
+    near = get_close_matches(name, known, 1)
     return f"did you mean {near[0]}?" if near else ""
 
 
