@@ -12,7 +12,6 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 from marshal_py.admin.group import Group
@@ -152,9 +151,7 @@ class AsyncTopic(Blocking[Topic]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
@@ -185,9 +182,7 @@ class AsyncMarshal(Blocking[Marshal]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from itertools import chain
-from types import TracebackType
 from typing import Any, Final, Generic, Self
 
 from marshal_py.client.connection import Change, Steps, T
@@ -334,9 +333,7 @@ class ConsumeContext(Consuming[K_co, V_co]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
@@ -474,9 +471,7 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def stop(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:

@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
 
 from marshal_py.client.connection import Callbacks, Context
@@ -314,9 +313,7 @@ class Marshal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @classmethod
