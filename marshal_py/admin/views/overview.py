@@ -151,18 +151,11 @@ def info(
     if policy_of(config).priority:
         settings["priority_groups"] = pin_entries(group, incarnation, pinned_ms)
     line = summary(group)
+    alike = ("group", "delivery", "sessions", "partitions", "owned", "parked", "paused", "deleted", "opaque")
     return GroupInfo(
         **settings,
-        group=line.group,
-        delivery=line.delivery,
-        sessions=line.sessions,
+        **{name: getattr(line, name) for name in alike},
         topics=counts,
-        partitions=line.partitions,
-        owned=line.owned,
-        parked=line.parked,
-        paused=line.paused,
-        deleted=line.deleted,
-        opaque=line.opaque,
         policy=config.policy or None,
         pause=pause(group, pause_history, wall_ms),
         on_topic_recreated=config.on_topic_recreated or None,
@@ -223,17 +216,11 @@ def members(group: Group, extended_ms: Mapping[int, int] | None = None, now_ms: 
     """Returns the live sessions in the order of candidates (F9.9). `extended_ms`: of their last sign of life, if
     known."""
     known = extended_ms or {}
-    return tuple(
-        _member(group, session, known.get(session.id), now_ms) for session in sorted(group.sessions.values(), key=_rank)
-    )
-
-
-def _rank(session: Session) -> tuple[bool, int, int, int, int]:
-    return (session.mark != NONE, session.mark, session.join.priority, session.join.rank, session.id)
+    return tuple(_member(group, group.sessions[one], known.get(one), now_ms) for one in candidate_order(group, ()))
 
 
 def _member(group: Group, session: Session, extended_ms: int | None, now_ms: float) -> MemberInfo:
-    age_s = _age_s(extended_ms, now_ms)
+    age_s = None if extended_ms is None else round(max(0.0, now_ms - extended_ms) / 1000, 1)
     return MemberInfo(
         group=group.name,
         session=session.id,
@@ -254,10 +241,6 @@ def _member(group: Group, session: Session, extended_ms: int | None, now_ms: flo
         state=liveness(age_s, session.join.interval_ms / 1000),
         last_sign_s=age_s,
     )
-
-
-def _age_s(extended_ms: int | None, now_ms: float) -> float | None:
-    return None if extended_ms is None else round(max(0.0, now_ms - extended_ms) / 1000, 1)
 
 
 def positions(group: Group) -> dict[TopicPartition, int]:
