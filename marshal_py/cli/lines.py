@@ -8,7 +8,6 @@ the same way. What a deserializer returned is in `value` or `key` as JSON; such 
 
 from __future__ import annotations
 
-import base64
 import importlib
 import json
 import os
@@ -30,8 +29,9 @@ from marshal_py.transport.serialization import Deserializer, registry_deserializ
 Headers = list[tuple[str, bytes | None]]
 
 
-class HeaderLine(msgspec.Struct):
-    """One header. Headers are a list of these and not an object, because a name may occur more than once."""
+class PrintedHeader(msgspec.Struct, frozen=True):
+    """One header, printed or read. Its content is in `value`, or in `value_base64` if it is not utf-8; both are null
+    without one. Headers are a list of these and not an object, because a name may occur more than once."""
 
     name: str
     value: str | None = None
@@ -45,15 +45,7 @@ class MessageLine(msgspec.Struct):
     key_base64: bytes | None = None
     value: str | None = None
     value_base64: bytes | None = None
-    headers: Sequence[HeaderLine] = ()
-
-
-class PrintedHeader(msgspec.Struct, frozen=True):
-    """One header. Its content is in `value`, or in `value_base64` if it is not utf-8; both are null without one."""
-
-    name: str
-    value: str | None
-    value_base64: str | None
+    headers: Sequence[PrintedHeader] = ()
 
 
 class PrintedMessage(msgspec.Struct, frozen=True):
@@ -69,8 +61,8 @@ class PrintedMessage(msgspec.Struct, frozen=True):
     value: Any
     timestamp: int
     token: str | msgspec.UnsetType
-    key_base64: str | None
-    value_base64: str | None
+    key_base64: bytes | None
+    value_base64: bytes | None
     headers: list[PrintedHeader]
     delivery_count: int | msgspec.UnsetType = msgspec.UNSET
     num_pending: int | msgspec.UnsetType | None = msgspec.UNSET
@@ -158,13 +150,13 @@ def write_out(line: bytes, message: Message) -> None:
         ) from error
 
 
-def _split(content: Any) -> tuple[Any, str | None]:
+def _split(content: Any) -> tuple[Any, bytes | None]:
     if not isinstance(content, bytes):
         return _builtins(content), None
     try:
         return content.decode(), None
     except UnicodeDecodeError:
-        return None, base64.b64encode(content).decode()
+        return None, content
 
 
 def _builtins(content: Any) -> Any:
