@@ -196,7 +196,7 @@ def now() -> Instant:
     return SystemClock().now()
 
 
-def find_session(group: Group, given: str) -> int:
-    """Returns the live session that `given` names by its number, client id or member name. Raises GroupMissing."""
+def find_session(group: Group, given: str | None) -> int:
+    """Returns the live session that `given` names, as sessions.find_session does. Raises GroupMissing."""
     with group.runner() as runner:
         return sessions.find_session(runner.context, given)

@@ -54,8 +54,7 @@ def step_down(
     somebody runs `marshal groups update`, which clears it for all.
     """
     target = options.group(group)
-    with target.runner() as runner:
-        number = impact.session_to_demote(runner.context, session)
+    number = changes.find_session(target, session)
     found = target.impact(lambda context: impact.of_step_down(context, number))
     if not options.confirmed(group, lambda: found, f"Demote session {number} of group {group!r}?"):
         return

@@ -58,7 +58,7 @@ def of_pause(context: GroupContext, now: Instant, terms: Terms = USUAL) -> Impac
     check_pause(context, now, terms)
     again = " It is paused already: this pause would replace that one." if group.paused else ""
     does = (
-        f"group {group.name!r} would be paused; {len(group.sessions)} consumers would release {_owned(group)} "
+        f"group {group.name!r} would be paused; {len(group.sessions)} consumers would release {len(holders(group))} "
         "partitions."
     )
     return Impact([does + again], _releases(group), {})
@@ -85,11 +85,6 @@ def of_eviction(context: GroupContext, given: int | str) -> Impact:
         f"{group.sessions[session].held} partitions would be free, otherwise nothing would be done."
     ]
     return Impact(does, _releases(group, session), {})
-
-
-def session_to_demote(context: GroupContext, given: int | str | None) -> int:
-    """Returns the live session that fits, or for None the pinned one. Raises GroupMissing."""
-    return overview.pinned_session(_there(context)) if given is None else find_session(context, given)
 
 
 def of_step_down(context: GroupContext, given: int | str) -> Impact:
@@ -225,14 +220,9 @@ def check_pause(context: GroupContext, now: Instant, terms: Terms) -> None:
         raise busy(context, group, now)
 
 
-def _owned(group: Group) -> int:
-    return sum(p.tp.partition >= 0 for p in group.claims.values())
-
-
 def _releases(group: Group, session: int = NONE) -> dict[str, str]:
-    owned: dict[TopicPartition, str] = owners_of(group)
-    keep = {p.tp for p in group.claims.values() if session in (NONE, p.owner)}
-    return {str(tp): owner for tp, owner in sorted(owned.items()) if tp in keep}
+    owners = sorted(owners_of(group).items())
+    return {str(tp): owner for tp, owner in owners if session in (NONE, group.partitions[tp].owner)}
 
 
 # --- moves of positions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from marshal_py.admin.plans.operation import USUAL, GroupContext, Operation, Terms
 from marshal_py.admin.plans.pause import name_of
+from marshal_py.admin.views.overview import pinned_session
 from marshal_py.errors import AdminGaveUp, GroupMissing, MarshalError, MembersAlive
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group
@@ -11,8 +12,11 @@ from marshal_py.protocol.wire.identity import NONE, Instant
 from marshal_py.protocol.wire.records import Evict, GroupConfig, Leave, StepDown
 
 
-def find_session(context: GroupContext, given: int | str) -> int:
-    """Returns the live session of a number, client id or member name. Raises GroupMissing unless exactly one fits."""
+def find_session(context: GroupContext, given: int | str | None) -> int:
+    """Returns the live session of a number, client id or member name; None: the pinned one. Raises GroupMissing unless
+    exactly one fits."""
+    if given is None and context.group is not None:
+        return pinned_session(context.group)
     live = {} if context.group is None else {number: one.join for number, one in sorted(context.group.sessions.items())}
     found = [
         number
