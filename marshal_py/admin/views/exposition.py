@@ -355,11 +355,14 @@ def lines_of(family: Family, subjects: Iterable[tuple[str, Any]]) -> bytes:
     lines = []
     for labels, subject in subjects:
         found = family.value(subject)
-        for suffix, more, value in [("", "", found)] if isinstance(found, int | float | None) else found:
-            if value is not None:
-                named = f"{labels},{more}" if labels and more else labels or more
-                figure = value if isinstance(value, int) else round(value, 3)
-                lines.append(f"{name}{suffix}{f'{{{named}}}' if named else ''} {figure}\n")
+        if isinstance(found, int | float):
+            named = f"{{{labels}}}" if labels else ""
+            lines.append(f"{name}{named} {found if isinstance(found, int) else round(found, 3)}\n")
+        elif found is not None:
+            for suffix, more, value in found:
+                if value is not None:
+                    figure = value if isinstance(value, int) else round(value, 3)
+                    lines.append(f"{name}{suffix}{{{labels}{',' if more else ''}{more}}} {figure}\n")
     head = f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n" if lines else ""
     return (head + "".join(lines)).encode()
 
