@@ -52,7 +52,7 @@ def demo(
     Without --bootstrap-servers the demo runs its own broker inside this process. On a real cluster it creates a topic
     of its own, demo-orders-RANDOM, and leaves it there. Exit code 1 means that the promise was broken.
     """
-    from marshal_py.cli.demo.scenario import View, run_demo
+    from marshal_py.cli.demo.scenario import DemoScenario, View
 
     if html is not None:
         output.check_free(html, force)
@@ -67,7 +67,7 @@ def demo(
             seconds=seconds,
             last_will=last_will,
         )
-        result = run_demo(plan, admin, View(output.console(stderr=options.as_json)))
+        result = DemoScenario(plan, admin, View(output.console(stderr=options.as_json))).run()
         admin.close()
         if html is not None:
             write_timeline(plan, options.timeout, html)

@@ -1,6 +1,6 @@
 """The demo's schedule: who starts, dies and joins when. Writes the orders, and reads what its consumers tell.
 
-No consumer outlives the demo: `run_demo` ends every one, and each ends itself when the demo dies.
+No consumer outlives the demo: `DemoScenario.run` ends every one, and each ends itself when the demo dies.
 """
 
 from __future__ import annotations
@@ -184,11 +184,12 @@ class DemoScenario:
         self._began = time.monotonic()
 
     def run(self) -> Judgement:
-        try:
-            return self._run()
-        finally:
-            self._stop_producing.set()
-            self._stop_consumers()
+        with self.view:
+            try:
+                return self._run()
+            finally:
+                self._stop_producing.set()
+                self._stop_consumers()
 
     def _run(self) -> Judgement:
         plan, milestones = self.plan, self._milestones
@@ -311,8 +312,3 @@ class DemoScenario:
                     raise CommandFailed(f"{child.name} of the demo ended: {reason}")
                 self.view.say(f"{child.name} ended by itself: {reason}")
         self.view.draw(self.totals)
-
-
-def run_demo(plan: Plan, admin: ClusterAdmin, view: View) -> Judgement:
-    with view:
-        return DemoScenario(plan, admin, view).run()
