@@ -19,6 +19,7 @@ import sqlite3
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import methodcaller
 from pathlib import Path
@@ -33,7 +34,7 @@ from marshal_py.topics.keys import ONE, REST, SEPARATOR, has_wildcard, matcher
 from marshal_py.topics.reads import Offsets, Page, Reads, place
 from marshal_py.topics.request import KEYS_MAX, GetRequest, age, too_many_keys
 from marshal_py.transport.memory import MemoryMessage
-from marshal_py.transport.ports import Bounds, ClusterAdmin, MessageReader, RawMessage
+from marshal_py.transport.ports import Bounds, RawMessage
 
 SCHEMA_VERSION: Final = 2
 LOCK_TIMEOUT_S: Final = 30.0
@@ -370,22 +371,12 @@ REACH_BYTES: Final = 128 * 1024 * 1024  # of keys and of what is copied
 GAP_MAX: Final = 500  # offsets that are read and thrown away: they come with the same fetch, or cost as much as one
 
 
+@dataclass(eq=False)
 class IndexedReads(Reads):
     """Finds what a GetRequest asks for in one topic, by key with the topic's index. One thread at a time."""
 
-    def __init__(
-        self,
-        topic: str,
-        admin: ClusterAdmin,
-        reader: MessageReader,
-        partitioner: str,
-        committed: bool,
-        timeout_s: float,
-        index: KeyIndex,
-    ) -> None:
-        super().__init__(topic, admin, reader, partitioner, committed, timeout_s)
-        self._index = index
-        self._compacted: bool | None = None
+    _index: KeyIndex
+    _compacted: bool | None = field(default=None, init=False)
 
     # --- the index
 

@@ -121,7 +121,8 @@ def _crc32_partition(key: bytes, partitions: int) -> int:
 # Partitioners by librdkafka's names. The Java producer's default is murmur2_random, librdkafka's consistent_random.
 # "all" means that the producers of the topic are not known, so every partition is read.
 ALL: Final = "all"
-PARTITIONERS: Final[Mapping[str, Callable[[bytes, int], int] | None]] = {
+Partitioner = Callable[[bytes, int], int]  # of a key and the number of partitions
+PARTITIONERS: Final[Mapping[str, Partitioner | None]] = {
     ALL: None,
     "murmur2_random": _murmur2_partition,
     "murmur2": _murmur2_partition,

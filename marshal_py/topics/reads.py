@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from marshal_py.errors import BadRequest, MessageNotFound, RangeLost, TopicMissing, UnsupportedPlatform
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.topics.keys import PARTITIONERS, has_wildcard, matcher, shown
+from marshal_py.topics.keys import Partitioner, has_wildcard, matcher, shown
 from marshal_py.topics.request import KEYS_MAX, MAX_BYTES_DEFAULT, GetRequest, LastMessages, age, time_ms, too_many_keys
 from marshal_py.transport.ports import Bounds, ClusterAdmin, MessageReader, RawMessage
 
@@ -39,25 +40,19 @@ class Page(NamedTuple):
     up_to: dict[int, int]
 
 
+@dataclass(eq=False)
 class Reads:
-    """Finds the messages that a GetRequest asks for in one topic. One thread at a time."""
+    """Finds the messages that a GetRequest asks for in one topic. One thread at a time. `topic_id`, and the bounds of
+    its partitions: as of the newest question."""
 
     topic: str
-
-    def __init__(
-        self,
-        topic: str,
-        admin: ClusterAdmin,
-        reader: MessageReader,
-        partitioner: str,
-        committed: bool,
-        timeout_s: float,
-    ) -> None:
-        self.topic, self._admin, self._reader = topic, admin, reader
-        self._choose = PARTITIONERS[partitioner]
-        self._committed, self._timeout_s = committed, timeout_s
-        self.topic_id: str = ""  # as of the newest question
-        self._bounds: Mapping[TopicPartition, Bounds] = {}  # of its partitions
+    _admin: ClusterAdmin
+    _reader: MessageReader
+    _choose: Partitioner | None
+    _committed: bool
+    _timeout_s: float
+    topic_id: str = field(default="", init=False)
+    _bounds: Mapping[TopicPartition, Bounds] = field(default_factory=dict, init=False)
 
     # --- one message
 

@@ -361,7 +361,7 @@ class Topic:
         committed, (admin, reader) = self._isolation == "read_committed", self._connection()
         if self._on_progress is not None:
             reader = ReportingReader(reader, self._on_progress)
-        arguments = (self.name, admin, reader, self._partitioner, committed, self._timeout_s)
+        arguments = (self.name, admin, reader, PARTITIONERS[self._partitioner], committed, self._timeout_s)
         return Reads(*arguments) if self._index is None else IndexedReads(*arguments, self._index)
 
     def _stored(self, raw: RawMessage, pending: int | None, last_offset: int | None) -> StoredMessage:
