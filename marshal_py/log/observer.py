@@ -115,7 +115,8 @@ class Observer:
         none of these out. If these are fewer, `look` gets, before any record, the world of a snapshot soon after
         `since_ms`, and its time. `back`: every record there is. `until_ms`: only what was written by then. A second
         call continues: iterate to the end. Raises HistoryTruncated (N10)."""
-        found = self._ends_of(group)
+        self.as_of_ms = SystemClock().now().wall_ms
+        found = self.bounds(self.logs_of(group))
         if until_ms is not None:
             later = self.first_since(found, until_ms + 1)
             found = {log: Bounds(each.first, min(each.end, later[log])) for log, each in found.items()}
@@ -149,10 +150,6 @@ class Observer:
                     raise
                 found[log] = Bounds(self.bounds([log])[log].first, found[log].end)
                 begin(log)
-
-    def _ends_of(self, group: str | None) -> dict[int, Bounds]:
-        self.as_of_ms = SystemClock().now().wall_ms
-        return self.bounds(self.logs_of(group))
 
     def first_since(self, logs: Iterable[int], time_ms: int) -> dict[int, int]:
         """Returns each log's first offset at or after a time (ms since 1970), or its end; 0 where the broker cannot
@@ -338,12 +335,6 @@ class Observer:
                 self._next[record.log] = record.offset + 1
                 yield record
 
-    def _world(self, log: int) -> World:
-        world = self.worlds.get(log)
-        if world is None:
-            world = self.worlds[log] = World(log, self._reader.root_of(log))
-        return world
-
     def advisories(self, group: str | None = None, follow: bool = False) -> Iterator[Advisory | None]:
         """Yields the advisories of a group, or of all, per log in order, as far back as can be read, or from the ends
         after `stretches`. With `follow` without end, with None as the method. Deleted records give none (N9)."""
@@ -365,7 +356,7 @@ class Observer:
             yield from _told(group, advisories, world, judged)
 
     def _judge(self, record: LogRecord) -> Judged:
-        world = self._world(record.log)
+        world = self.worlds[record.log]
         verdict = rationalizer.apply(world, record.offset, record.value)
         said = verdict.record
         if isinstance(said, Heartbeat | Join) and verdict.accepted:
