@@ -155,6 +155,19 @@ class AsyncTopic(Blocking[Topic]):
         await self.close()
 
 
+def _with_group(
+    verb: Callable[Concatenate[Marshal, P], Group],
+) -> Callable[Concatenate[AsyncMarshal, P], Coroutine[Any, Any, AsyncGroup]]:
+    """Makes a method that awaits `verb` of the Marshal, and returns its group."""
+
+    @functools.wraps(verb)
+    async def run(self: AsyncMarshal, /, *arguments: P.args, **named: P.kwargs) -> AsyncGroup:
+        plain = await self._threads.run(lambda: verb(self._plain, *arguments, **named))
+        return AsyncGroup(plain, self._shared.reads)
+
+    return run
+
+
 class AsyncMarshal(Blocking[Marshal]):
     """Does what `Marshal` does, for asyncio. Made by `aio.connect`. Leaving its `async with` stops its consumers.
 
@@ -218,28 +231,11 @@ class AsyncMarshal(Blocking[Marshal]):
 
     def group(self, name: str) -> AsyncGroup:
         """Returns the operations on a group, as `Marshal.group` does. Nothing is sent."""
-        return self._async_group(self._plain.group(name))
+        return AsyncGroup(self._plain.group(name), self._shared.reads)
 
-    @parameters_of(Marshal.create_group)
-    async def create_group(self, *arguments: Any, **named: Any) -> AsyncGroup:
-        """Creates a group before its first consumer, as `Marshal.create_group` does."""
-        plain = self._plain
-        return self._async_group(await self._threads.run(lambda: plain.create_group(*arguments, **named)))
-
-    @parameters_of(Marshal.update_group)
-    async def update_group(self, *arguments: Any, **named: Any) -> AsyncGroup:
-        """Changes the settings of a group, as `Marshal.update_group` does."""
-        plain = self._plain
-        return self._async_group(await self._threads.run(lambda: plain.update_group(*arguments, **named)))
-
-    @parameters_of(Marshal.create_or_update_group)
-    async def create_or_update_group(self, *arguments: Any, **named: Any) -> AsyncGroup:
-        """Creates a group, or changes its settings, as `Marshal.create_or_update_group` does."""
-        plain = self._plain
-        return self._async_group(await self._threads.run(lambda: plain.create_or_update_group(*arguments, **named)))
-
-    def _async_group(self, plain: Group) -> AsyncGroup:
-        return AsyncGroup(plain, self._shared.reads)
+    create_group: Final = _with_group(Marshal.create_group)
+    update_group: Final = _with_group(Marshal.update_group)
+    create_or_update_group: Final = _with_group(Marshal.create_or_update_group)
 
     # --- consumers
 
