@@ -73,7 +73,7 @@ class PauseLock:
         if refused is not None:
             self.operation.give_up(refused)
         else:
-            self._ask(group, now)
+            self._send(group, group.pause_change if group.paused else NONE, now)
         return False
 
     def _adopts(self, group: Group) -> bool:
@@ -120,10 +120,6 @@ class PauseLock:
     def _may_take(self, group: Group) -> bool:
         terms = self.operation.terms
         return terms.take_over or (self.renews and is_named(self.operation.context, group, terms))
-
-    def _ask(self, group: Group, now: Instant) -> None:
-        token = group.pause_change if group.paused else NONE
-        self._send(group, token, now)
 
     def _renew(self, group: Group, now: Instant) -> None:
         """Renews our pause when a third of it has passed since its newest record was read (M3); one not read yet is
