@@ -473,6 +473,11 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+        reading = self._reading()
+        if reading is not None and reading.who == self._consumer.identify():
+            loop = reading.iterator()  # an error has left it, and asyncio would close it only once nothing holds it
+            if isinstance(loop, AsyncGenerator):
+                await loop.aclose()
 
     async def stop(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Ends it and drops what is buffered, as `ConsumeContext.stop` does. It cancels no handler.

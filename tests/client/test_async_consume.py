@@ -206,6 +206,31 @@ def test_a_loop_that_was_left_does_not_keep_stop_from_ending_it(memory: MemoryTe
     run(main())
 
 
+def test_a_loop_that_an_error_has_left_is_over_and_another_consume_may_begin(memory: MemoryTestCluster) -> None:
+    """Also where the program, or the traceback of the error, still holds its iterator."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 3)
+
+    async def main() -> None:
+        seen: list[int] = []
+        async with opened(memory, topic) as consumer:
+            try:
+                async with consumer.consume() as left:
+                    messages = aiter(left)
+                    seen.append((await anext(messages)).offset)
+                    raise KeyError
+            except KeyError:
+                assert left.closed
+                async with consumer.consume() as another:
+                    async for message in another:
+                        seen.append(message.offset)
+                        if message.offset == 2:
+                            break
+        assert seen == [0, 1, 2]
+
+    run(main())
+
+
 def test_drain_delivers_what_is_buffered_and_says_whether_all_is_acked(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     memory.fill(topic, 0, 100)
