@@ -12,6 +12,7 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 from marshal_py.admin.group import Group
@@ -304,7 +305,7 @@ connect: Final = _opening(Marshal.connect)
 
 
 async def _connect(plainly: Callable[[], Marshal]) -> AsyncMarshal:
-    threads = Threads(VERBS_AT_ONCE_MAX, "marshal-verbs")
+    threads = Threads(ThreadPoolExecutor(VERBS_AT_ONCE_MAX, "marshal-verbs"))
     try:
         return AsyncMarshal(await threads.run(plainly, Marshal.close), threads)
     except BaseException:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
@@ -95,6 +94,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         self._consumer = consumer
         self._shared = event_loop
         self._feed = event_loop.feed(consumer._queue.pull, consumer._queue.source.poll_now)
+        self._monotonic = consumer._context.monotonic
         self._turn_at = 0.0  # when other tasks had their last turn, in seconds of the monotonic clock
         self._running: Iterating | None = None
         consumer.identify, consumer.caller = _task, "task"
@@ -384,14 +384,14 @@ class AsyncConsumer(Generic[K_co, V_co]):
         try:
             return await (self._feed.poll(wait) if isinstance(wait, Poll) else self._shared.changes.wait(wait))
         finally:
-            self._turn_at = time.monotonic()
+            self._turn_at = self._monotonic()
 
     async def _give_turn(self) -> None:
         """Lets other tasks run, TURN_STEPS steps, if they had no turn for TURN_S."""
-        if time.monotonic() - self._turn_at >= TURN_S:
+        if self._monotonic() - self._turn_at >= TURN_S:
             for _ in range(TURN_STEPS):
                 await asyncio.sleep(0)
-            self._turn_at = time.monotonic()
+            self._turn_at = self._monotonic()
 
     # --- positions
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
@@ -44,10 +43,10 @@ T = TypeVar("T")
 
 
 class Threads:
-    """Runs blocking functions on at most `at_once_max` threads, which are made as they are needed."""
+    """Runs blocking functions on the threads of a pool."""
 
-    def __init__(self, at_once_max: int, name: str) -> None:
-        self._pool = ThreadPoolExecutor(at_once_max, name)
+    def __init__(self, pool: Executor) -> None:
+        self._pool = pool
 
     async def run(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         """Returns `function()`, run on a thread. If the caller is cancelled, one that runs continues, and its result
@@ -87,20 +86,20 @@ class Changes:
 
     def __init__(self, context: Context, loop: asyncio.AbstractEventLoop) -> None:
         self._context, self._loop = context, loop
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}  # they wake in the order in which they have begun
         self._called = False  # the loop has been told to wake them: once is enough
         context.listen(self._changed)
 
     async def wait(self, change: Change) -> None:
         future = self._loop.create_future()
-        self._waiting.add(future)  # before the look at the count, or a change in between would be missed
+        self._waiting[future] = None  # before the look at the count, or a change in between would be missed
         timer = self._loop.call_later(change.timeout_s, _settle, future)
         try:
             if self._context.changes == change.seen:
                 await future
         finally:
             timer.cancel()
-            self._waiting.discard(future)
+            del self._waiting[future]
 
     def _changed(self) -> None:
         """Runs with the lock held, on any thread."""
@@ -136,8 +135,10 @@ class Feed:
         loop: asyncio.AbstractEventLoop,
         pull: Callable[[float, int], list[Chunk]],
         poll_now: Callable[[int], list[Chunk] | None],
+        monotonic: Callable[[], float],
     ) -> None:
-        self._loop, self._pull, self._poll_now = loop, pull, poll_now
+        """`monotonic`: the clock of requests, in seconds."""
+        self._loop, self._pull, self._poll_now, self._monotonic = loop, pull, poll_now, monotonic
         self._chunks: list[Chunk] = []  # came while no call waited: the next call gets them
         self._error: Exception | None = None
         self._request: Request | None = None  # which the receiver has not answered yet
@@ -162,7 +163,7 @@ class Feed:
             self._waiter, self.waits = self._loop.create_future(), not at_once
             try:
                 if self._request is None or not self._request.ahead:
-                    self._request = Request(wait.max_messages, time.monotonic() + wait.timeout_s)
+                    self._request = Request(wait.max_messages, self._monotonic() + wait.timeout_s)
                     self._ask(self._request)
                 await self._waiter
             finally:
@@ -184,9 +185,7 @@ class Feed:
                 self._wanted = request
                 self._asked.notify()
                 if self._receiver is None:
-                    receiver = threading.Thread(target=self._receive, name="marshal-receiver", daemon=True)
-                    receiver.start()  # or raises: no more threads can be made, and the next call tries again
-                    self._receiver = receiver
+                    self._start()
         if closed:
             self._answer(request, [], None)
 
@@ -198,6 +197,11 @@ class Feed:
             self._asked.notify()
 
     # --- on the receiver
+
+    def _start(self) -> None:
+        receiver = threading.Thread(target=self._receive, name="marshal-receiver", daemon=True)
+        receiver.start()  # or raises: no more threads can be made, and the next call tries again
+        self._receiver = receiver
 
     def _receive(self) -> None:
         while (request := self._next()) is not None:
@@ -212,22 +216,26 @@ class Feed:
                 self._asked.wait()
             return None if self._closed else self._wanted
 
+    def _slice_s(self, request: Request) -> float:
+        """Returns for how many seconds to poll at once."""
+        return max(0.0, min(SLICE_S, request.deadline - self._monotonic()))
+
     def _serve(self, request: Request) -> None:
         """Polls once, and answers the request if that brought messages or its time is over."""
         chunks: list[Chunk] = []
         failed: Exception | None = None
         try:
-            chunks = self._pull(max(0.0, min(SLICE_S, request.deadline - time.monotonic())), request.max_messages)
+            chunks = self._pull(self._slice_s(request), request.max_messages)
         except Exception as error:  # the consumer raises it
             failed = error
-        if not chunks and failed is None and time.monotonic() < request.deadline:
+        if not chunks and failed is None and self._monotonic() < request.deadline:
             return
         following = None
         with self._asked:
             if self._wanted is request:
                 if chunks and self.waits:
                     self.waits = False  # until it waits again: what comes now is the only one that nobody asked for
-                    following = Request(1, time.monotonic() + AHEAD_S, ahead=True)
+                    following = Request(1, self._monotonic() + AHEAD_S, ahead=True)
                 self._wanted = following
         self._answer(request, chunks, failed, following)
 
@@ -290,14 +298,15 @@ class EventLoop:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.thread: int = threading.get_ident()
         self.verbs: Threads = verbs
-        self.reads: Threads = Threads(READS_AT_ONCE_MAX, "marshal-reads")
+        self.reads: Threads = Threads(ThreadPoolExecutor(READS_AT_ONCE_MAX, "marshal-reads"))
         self._feeds: WeakSet[Feed] = WeakSet()
+        self._monotonic = context.monotonic
         self.changes: Changes = Changes(context, self.loop)
         self.closed: bool = False
 
     def feed(self, pull: Callable[[float, int], list[Chunk]], poll_now: Callable[[int], list[Chunk] | None]) -> Feed:
         """Returns a new consumer's feed. The end of this object ends it."""
-        feed = Feed(self.loop, pull, poll_now)
+        feed = Feed(self.loop, pull, poll_now, self._monotonic)
         self._feeds.add(feed)
         return feed
 

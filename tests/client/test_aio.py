@@ -6,8 +6,10 @@ import asyncio
 import inspect
 import signal
 import threading
+import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pytest
@@ -646,7 +648,7 @@ def test_a_verb_that_is_cancelled_undoes_what_it_opened() -> None:
         return "open"
 
     async def main() -> None:
-        threads = Threads(1, "test")
+        threads = Threads(ThreadPoolExecutor(1, "test"))
         task = asyncio.create_task(threads.run(opens, lambda opened: undone.set() if opened == "open" else None))
         await turn_until(entered.is_set, "it runs")
         never = asyncio.create_task(threads.run(lambda: pytest.fail("it was cancelled before it began")))
@@ -668,7 +670,7 @@ def test_what_came_with_a_cancellation_is_undone_on_a_thread() -> None:
     undone: list[int] = []
 
     async def main() -> None:
-        threads = Threads(1, "test")
+        threads = Threads(ThreadPoolExecutor(1, "test"))
         task = asyncio.create_task(threads.run(lambda: "open", lambda _: undone.append(threading.get_ident())))
         await asyncio.sleep(0)
         returned = threading.Event()
@@ -993,7 +995,7 @@ def test_an_error_of_a_data_client_reaches_its_consumer_which_goes_on() -> None:
     failed, chunk = ClusterError("refused"), Chunk(marshal_py.TopicPartition("t", 0), 1, [])
 
     async def main() -> None:
-        feed = Feed(asyncio.get_running_loop(), Client(failed, [chunk]).pull, lambda most: None)
+        feed = Feed(asyncio.get_running_loop(), Client(failed, [chunk]).pull, lambda most: None, time.monotonic)
         with pytest.raises(ClusterError, match="refused"):
             await feed.poll(Poll(DEADLINE_S, 10))
         assert await feed.poll(Poll(DEADLINE_S, 10)) == [chunk]
@@ -1017,7 +1019,7 @@ def test_a_receiver_that_cannot_be_started_is_started_by_the_next_call(monkeypat
         raise RuntimeError("can't start new thread")
 
     async def main() -> None:
-        feed = Feed(asyncio.get_running_loop(), Client([chunk]).pull, lambda most: None)
+        feed = Feed(asyncio.get_running_loop(), Client([chunk]).pull, lambda most: None, time.monotonic)
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refuse)
             with pytest.raises(RuntimeError, match="can't start"):
@@ -1038,7 +1040,7 @@ def test_for_a_call_that_waits_one_message_more_is_polled_for_and_for_no_other(
 
     async def main() -> None:
         client = Client([chunk], [chunk], [chunk])
-        feed = Feed(asyncio.get_running_loop(), client.pull, lambda most: None)
+        feed = Feed(asyncio.get_running_loop(), client.pull, lambda most: None, time.monotonic)
         assert (await feed.poll(Poll(wait_s, 10)))[0] == chunk
         await turn_until(lambda: client.wanted == wanted, "what was polled for has come")
         feed.close()
