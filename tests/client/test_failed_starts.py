@@ -7,8 +7,12 @@ from typing import Any, Final
 import pytest
 
 import marshal_py
+from marshal_py.client import connection
 from marshal_py.client import marshal as starting
-from marshal_py.errors import ClusterUnreachable, InvalidOption
+from marshal_py.client.driver import consumer_driver
+from marshal_py.errors import AccessDenied, ClusterUnreachable, InvalidOption
+from marshal_py.protocol.member.member_state import Wanted
+from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 
 UNREACHABLE: Final = ClusterUnreachable("memory", "metadata of orders", "the test says so")
@@ -74,3 +78,24 @@ def test_a_connection_without_its_witness_thread_leaves_no_log(monkeypatch: pyte
     with pytest.raises(RuntimeError, match="can't start new thread"):
         marshal_py.connect(transport)
     assert transport.open == []
+
+
+def test_errors_that_nobody_asks_for_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question that the cluster refuses is asked again and again, while a program may not ask for messages at all."""
+    denied = AccessDenied("User:test", "Describe", "topic", "orders")
+    with marshal_py.connect(Noting()) as marshal, marshal.consumer("billing", ["orders"]) as consumer:
+        driver = consumer._driver
+
+        def refuse(_: object) -> None:
+            raise denied
+
+        monkeypatch.setattr(driver, "_starts_of", refuse)
+        for _ in range(2 * consumer_driver.ERRORS_KEPT):  # the worker may ask, too
+            driver._to_resolve = [Wanted(TopicPartition("orders", 0), False)]
+            steps = driver._resolve()
+            with pytest.raises(StopIteration):
+                connection.next_step(steps, next(steps))
+        assert len(driver.pending_errors) == consumer_driver.ERRORS_KEPT
+        with pytest.raises(AccessDenied):
+            consumer.fetch(1, expires_s=0)
+        driver.pending_errors.clear()

@@ -327,6 +327,7 @@ class CommitRefusals:
 
 
 EVENTS_KEPT: Final = 10_000  # advisories that the user has not asked for; the oldest are dropped first
+ERRORS_KEPT: Final = 1_000  # that the user has not asked for: what the cluster refuses is asked again and again
 PREFETCH_POLL_S: Final = 0.004  # while a partition is fetched ahead: a hand-over waits for its first bytes
 BEGAN_AT_END: Final = "nothing is committed: it reads what comes from now on; start='earliest' reads what is there"
 
@@ -404,7 +405,7 @@ class ConsumerDriver:
         )
         self.error: MarshalError | None = None  # why the consumer ended: raised to the user once, then kept
         self.gave_up: bool = False  # it ended without the log's answer to its leave
-        self.pending_errors: deque[ClusterError] = deque()  # raised one by one; the consumer continues
+        self.pending_errors: deque[ClusterError] = deque(maxlen=ERRORS_KEPT)  # raised one by one; it continues
         self.ended: bool = False
         self.away: bool = False  # while the log's history is read again (N11)
         # Set, without the lock, when the program has dropped the consumer: closes it once it has left.
@@ -710,7 +711,9 @@ class ConsumerDriver:
                 self.park(tp, records.TRUNCATED, truncated)
             elif position > end:
                 self.park(tp, records.BEYOND_END, records.beyond_end(position, end))
-            elif position >= first:  # a beginning never falls: it was beyond the end, and others have its offsets (D6)
+            elif position >= first:
+                # It was beyond the end, and others have its offsets (D6). Or it was below the beginning, and a new
+                # leader has not deleted yet what the old one had: parked, too, as nobody here can tell.
                 self.park(tp, records.TRUNCATED, records.grown_over(position, end))
             elif (ended := self.queue.restart(tp, first)) < first:
                 self.member.note("offset_lost", tp, ended, first)

@@ -113,8 +113,8 @@ class Process(Running[K_co, V_co]):
         """Ends it: no handler begins any more, and what waits comes again when messages are asked for.
 
         The call waits until the running handlers have returned, at most `timeout_s` seconds. Inside a handler it
-        returns at once. What a handler acks later counts as long as the consumer holds the partition. A second call
-        only waits. Raises InvalidOption.
+        returns at once. What a handler acks later counts as long as the consumer holds the partition; a `process` that
+        begins before may handle others of its key meanwhile. A second call only waits. Raises InvalidOption.
         """
         self._context.check_call("Process", "stop", waits=True)
         timeout_s = check_timeout(timeout_s)
