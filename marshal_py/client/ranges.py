@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from marshal_py.client.connection import Ask, Context, TaskSteps
 from marshal_py.client.delivery.delivery_queue import ENDS_TIMEOUT_S, positions_of
@@ -65,7 +66,8 @@ class Begun(NamedTuple):
     start: int
 
 
-class PlannedClaim(Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class PlannedClaim:
     """One claim, the offset from which its next range is planned, and its range in flight (`taken`), if any."""
 
     claim: Claim

@@ -11,10 +11,9 @@ follows. Both sides may run at the same time: each writes its own fields, and sh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
-
-from msgspec import Struct
 
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport.ports import Broken, OutOfRange
@@ -31,7 +30,8 @@ class State(IntEnum):
     STOPPED = 2  # the cluster refused it: nothing is fetched until the next assignment
 
 
-class Assignment(Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class Assignment:
     """One assignment of one partition. `reached`: the next offset to fetch."""
 
     round: int
@@ -46,14 +46,17 @@ class Assignment(Struct, eq=False):
     tried_ms: int = 0  # time of the retry: while WAITING the next one, afterwards the last one
 
 
-class Changes(Struct):
+@dataclass(slots=True)
+class Changes:
     """What to pass to the client, in this order: resume, unassign, assign, pause."""
 
-    resume: list[TopicPartition] = []  # part of `unassign`: a client remembers a pause beyond the assignment
-    unassign: list[TopicPartition] = []
-    assign: dict[TopicPartition, int] = {}
-    leader_epochs: dict[TopicPartition, int] = {}  # of some in `assign`: of what has come from there before
-    pause: set[TopicPartition] = set()
+    # `resume` is part of `unassign`: a client remembers a pause beyond the assignment.
+    resume: list[TopicPartition] = field(default_factory=list)
+    unassign: list[TopicPartition] = field(default_factory=list)
+    assign: dict[TopicPartition, int] = field(default_factory=dict)
+    # Of some in `assign`: of what has come from there before.
+    leader_epochs: dict[TopicPartition, int] = field(default_factory=dict)
+    pause: set[TopicPartition] = field(default_factory=set)
 
 
 class Assignments:

@@ -12,11 +12,10 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 from weakref import WeakValueDictionary
-
-from msgspec import Struct
 
 from marshal_py.errors import (
     AlreadyExists,
@@ -213,7 +212,8 @@ class MemoryBroker:
 _open: WeakValueDictionary[str, MemoryBroker] = WeakValueDictionary()
 
 
-class MemoryConnection(Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class MemoryConnection:
     """Connects one transport to a MemoryBroker. While it is cut, nothing can be read and what is written is lost."""
 
     broker: MemoryBroker

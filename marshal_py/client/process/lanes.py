@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
@@ -65,7 +66,8 @@ class Lane(Struct, eq=False, gc=False):
         return bool(self.parked) and not (self.waiting and self.waiting[0].offset < self.parked[0].offset)
 
 
-class Held(Struct):
+@dataclass(slots=True)
+class Held:
     """What the lanes have of a claim: messages, bytes of those that wait, and the offset below which more may come."""
 
     messages: int = 0
