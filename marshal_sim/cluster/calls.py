@@ -90,11 +90,14 @@ class OtherCalls:
             self._in_progress()
             self._schedule()
         else:
-            calls = (self._flush, self._seek, self._pause, self._pause, self._in_progress, self._front.cancel)
+            calls = (self._flush, self._seek, self._pause, self._pause, self._in_progress, self._cancel)
             calls[int(environment.rng.random() * len(calls))]()
             self._schedule()
         self._front.poke()
         self._process.ran()
+
+    def _cancel(self) -> None:
+        self._front.cancel()
 
     # --- amid a stop or a drain
 
@@ -116,7 +119,7 @@ class OtherCalls:
         elif draw == 3:  # `close` stops all consumers, within what is left of the time of all
             stop(max(0.0, context.end_budget.deadline(LEAVE_TIMEOUT_S) - context.monotonic()))
         elif draw == 4:
-            self._front.cancel()
+            self._cancel()
         elif not ending.over:  # else they raise ConsumerClosed
             (self._flush, self._flush, self._seek, self._seek, self._pause)[draw - 5]()
         self._front.poke()

@@ -31,6 +31,7 @@ from marshal_py.protocol.member.member_state import MemberOptions
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE, LastWill
 from marshal_py.transport.ports import LogRecord, TopicInfo
+from marshal_sim.cluster.aio_user import AsyncUser
 from marshal_sim.cluster.broker import MISSING
 from marshal_sim.cluster.busy_loops import WakeCounter
 from marshal_sim.cluster.callbacks import CallbackUser, SimulatedCallbacks
@@ -54,6 +55,7 @@ from marshal_sim.cluster.source import MESSAGE_BYTES, SimulatedSource, message_a
 from marshal_sim.cluster.user import User
 from marshal_sim.judge.evidence import Delivery, Heard, Span
 
+AIO_USERS: Final = 0.75  # the share of AsyncConsumers in a run that has some
 DELIVERIES_MAX: Final = 3  # of one message: low, so that a run sees dead letters
 LETTERS_FAIL: Final = 0.2  # the share of attempts to write letters that fail
 DEAD_LETTERS: Final = "dead"
@@ -166,7 +168,9 @@ class Client(Process):
         self.ending: Ending = Ending(self.context, driver, driver.queue.close)
         self.ending.fronts += 1  # the simulator holds it, so that nobody drops it
         if isinstance(driver.queue, DeliveryQueue):
-            self.user = User(self.environment, self, driver, self.ending, self.front, self.concurrency)
+            asks = self.environment.aio and self.environment.rng.random() < AIO_USERS
+            given = self.environment, self, driver, self.ending, self.front, self.concurrency
+            self.user = AsyncUser(*given) if asks else User(*given)
             if self.environment.answers and self.options.mode == AT_LEAST_ONCE:
                 driver.queue.write_dead_letters(DEAD_LETTERS, self._writer)
                 answers = driver.queue.answers
@@ -460,6 +464,11 @@ class Client(Process):
             self.front.begin(self.ending.stop(LEAVE_TIMEOUT_S), lambda *_: None)
         self.front.poke()
         self.ran()
+
+    def end_tasks(self) -> None:
+        """Ends the tasks of its event loop, if it has one."""
+        if isinstance(self.user, AsyncUser):
+            self.user.end_tasks()
 
     def topic_grew(self, topic: str) -> None:
         """Lets the client look at its topics, one of which has grown."""

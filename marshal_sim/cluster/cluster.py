@@ -74,6 +74,7 @@ class Cluster:
         self.locks: bool = "locks" in scenario.kinds
         self.stopped_threads: int = 0  # where they have left a lock
         self.lanes: bool = "lanes" in scenario.kinds
+        self.aio: bool = "aio" in scenario.kinds
         self.start_latest: bool = scenario.start_latest
         self.checkpoints: dict[str, Checkpoint] = {}  # of the clients that are streaming queries, by client id
         self.keeps_snapshots: bool = "snapshots" in scenario.kinds
@@ -351,6 +352,11 @@ class Cluster:
             client.killed = True
         if isinstance(client, Client):
             self.acted_to[client.number] = client.acted_to()
+
+    def end_tasks(self) -> None:
+        """Ends what event loops still run. Called when nobody looks at the run any more."""
+        for client in self.clients:
+            client.end_tasks()
 
     def living(self) -> list[Client]:
         return [client for client in self.clients if not client.dead]

@@ -24,6 +24,7 @@ class ClientEnvironment(Environment, Protocol):
     locks: bool
     stopped_threads: int
     lanes: bool
+    aio: bool
 
     def go_on_for(self, stopped_ms: int, who: Process) -> None: ...
     def handler_ms(self, place: TopicPartition) -> int: ...

@@ -82,9 +82,10 @@ DATA_KINDS: Final = ("retention", "recreate_topic", "lost_tail", "leader_move")
 # stopped while the rest of its process goes on. `cancels`, one too: a call may be cancelled at each of its waits, and
 # the user makes it again at once. `behind`, one too: consumers release partitions on which they fall behind (D16).
 # `lanes`, one too: half of the consumers handle messages by `process`. `locks`, one too: a thread may be stopped where
-# it leaves a lock (locks.py).
+# it leaves a lock (locks.py). `aio`, one too, with `calls`: most consumers are AsyncConsumers (aio_user.py), whose
+# tasks are cancelled at any of their waits, and whose event loop is blocked at times.
 ASKED_KINDS: Final = ("witness",)
-ASKED_RUN_KINDS: Final = ("answers", "behind", "calls", "cancels", "lanes", "locks")
+ASKED_RUN_KINDS: Final = ("aio", "answers", "behind", "calls", "cancels", "lanes", "locks")
 # One seed of so many has it.
 DRAWN_RUN_KINDS: Final = {
     "calls": 4,
@@ -188,6 +189,7 @@ class NetworkFaults:
         self.stop_thread: float = self._chance(rng, kinds, "calls", 0.1)
         self.cancel: float = self._chance(rng, kinds, "cancels", 0.3)
         self.stop_at_lock: float = self._chance(rng, kinds, "locks", 0.1)
+        self.cancel_task: float = self._chance(rng, kinds, "aio", 0.05)
         self.thread_ms_max: int = interval_ms
         self.refusal_ms_max: int = 4 * interval_ms
         self.latency_ms = (1, 2, 5, 20)[int(rng.random() * 4)]
@@ -203,7 +205,7 @@ class NetworkFaults:
     def heal(self) -> None:
         self.delay = self.reorder = self.duplicate = self.drop = self.retry = self.partial = 0.0
         self.stop_step = self.stop_gate = self.late_refusal = self.stop_thread = self.cancel = 0.0
-        self.stop_at_lock = 0.0
+        self.stop_at_lock = self.cancel_task = 0.0
         self.stormy = False
         for land in self.in_flight:  # what the network still holds arrives now: late records are faults too
             land()
@@ -276,6 +278,13 @@ class NetworkFaults:
     def cancels(self, call: str) -> bool:
         """Draws whether a call of the user is cancelled where it waits. `call`: which one."""
         if not self.cancel or self._rng.random() >= self.cancel:
+            return False
+        self.faults += 1
+        return True
+
+    def cancels_task(self) -> bool:
+        """Draws whether a task is cancelled while its event loop runs what is ready."""
+        if not self.cancel_task or self._rng.random() >= self.cancel_task:
             return False
         self.faults += 1
         return True

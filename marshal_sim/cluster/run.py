@@ -126,7 +126,7 @@ def simulate(
     for name in judgements[0].counted if judgements else ():
         counted[name] = sum(judgement.counted[name] for judgement in judgements)
     takeovers, handovers = moves_between(judgement.history for judgement in judgements)
-    return Result(
+    result = Result(
         seed,
         "violation" if found else "ok",
         takeovers,
@@ -143,6 +143,8 @@ def simulate(
         cluster.advisories,
         scenario,
     )
+    cluster.end_tasks()
+    return result
 
 
 def _asked_of(judgement: Judgement, demands: Demands, cluster: Cluster) -> Demands:

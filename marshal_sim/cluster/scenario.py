@@ -19,6 +19,7 @@ INTERVALS_MS: Final = (1_000, 2_000, 2_000, 5_000, 10_000, 60_000)
 # The faulty part of a run. Short ones are cheap, so that there are many; an admin's pause needs a long one.
 SAFETY_INTERVALS: Final = (8, 8, 12, 24)
 USUAL_INTERVALS: Final = 20  # where the caller names the faults: room for some take-overs and their echoes
+AIO_INTERVAL_MS_MAX: Final = 2_000  # tasks wait in slices of some ms: a longer run would take long
 FEW_CLIENTS: Final = 5
 FEW_PARTITIONS: Final = 8
 CLIENTS_MAX: Final = 50
@@ -33,6 +34,7 @@ NOT_INHERITED: Final = frozenset(
 )
 # A clone of a machine has what waits in lanes; the simulated one begins its calls again, and would have none of it.
 NOT_IN_LANES: Final = frozenset({"twin"})
+NOT_IN_TASKS: Final = frozenset({"twin", "lanes"})  # nor can tasks be copied; `process` is another front's
 NOT_AT_LOCKS: Final = frozenset({"twin"})  # nor of what a thread has taken that is stopped where it has left a lock
 # Faults after which a group's settings, or the numbers of its members, no longer cover all partitions.
 NOT_RESTRICTED: Final = frozenset({"grow", "shrink"})
@@ -54,6 +56,7 @@ class Options(NamedTuple):
     answers: int = 0  # 1: handlers give messages back and end them, and there is a dead-letter topic (D14, D15)
     calls: int = 0  # 1: users make all other calls, too, from other threads, which may be stopped alone
     turns: int = 0  # 1: `calls`, which are cancelled at any of their waits, and stop where they leave a lock
+    aio: int = 0  # 1: most consumers are AsyncConsumers
     lanes: int = 0  # 1: half of the consumers handle messages by `process`
     behind: int = 0  # 1: groups are greedy, and consumers release partitions on which they fall behind (D16)
     queries: int = 0  # so many of the first clients are streaming queries, in at-least-once mode
@@ -116,9 +119,11 @@ def draw(rng: Random, options: Options) -> Scenario:
     kinds = kinds | {"cancels", "locks"} if options.turns else kinds
     kinds = kinds - NOT_AT_LOCKS if "locks" in kinds else kinds
     kinds = (kinds | {"lanes"}) - NOT_IN_LANES if options.lanes or "lanes" in kinds else kinds
+    kinds = (kinds | {"aio", "calls"}) - NOT_IN_TASKS if options.aio or "aio" in kinds else kinds
     kinds = kinds | {"behind"} if options.behind else kinds
     kinds = kinds if VERIFIES else kinds - {"keys"}
     interval_ms = options.interval_ms or INTERVALS_MS[int(rng.random() * len(INTERVALS_MS))]
+    interval_ms = min(interval_ms, AIO_INTERVAL_MS_MAX) if "aio" in kinds else interval_ms
     # Bugs need few actors, and small runs are fast; of the rest each order of magnitude is as likely as the others.
     partitions = (
         spread(rng, FEW_PARTITIONS, PARTITIONS_MAX)

@@ -82,13 +82,16 @@ class User:
         self._answering: dict[tuple[int, int], HandlerCall] = {}  # whose handlers answer just now: by epoch and offset
         self._others: OtherCalls | None = None
         if environment.calls:
-            self._others = OtherCalls(environment, process, driver, ending, front)
+            self._others = self._other_calls(driver)
         self._acks_each: bool = not environment.calls or rng.random() < 0.5  # in at-most-once mode, too
         self._handling: Handling | None = None  # the present `process`
         if environment.lanes and not self._at_most_once and rng.random() < PROCESSES:
             self.way = "process"
             self._settings = draw_settings(environment, process.number, driver)
             self._membership = Membership(driver.context, driver, {}, ending)
+
+    def _other_calls(self, driver: ConsumerDriver) -> OtherCalls:
+        return OtherCalls(self.environment, self.process, driver, self._ending, self.front)
 
     # --- receiving
 

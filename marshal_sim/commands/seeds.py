@@ -16,7 +16,15 @@ from marshal_sim.tools import sweep
 from marshal_sim.tools.sweep import Counted
 
 SEEDS: Final = "0:200"
-FLAGS: Final = ("witnesses", "answers", "behind", "calls", "lanes", "turns")  # kinds of runs that a caller may ask for
+FLAGS: Final = (
+    "witnesses",
+    "answers",
+    "behind",
+    "calls",
+    "lanes",
+    "turns",
+    "aio",
+)  # kinds of runs that a caller may ask for
 
 Seeds = Annotated[str | None, typer.Option("--seeds", metavar="A:B", help="Seed range, B exclusive.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Run this one.")]

@@ -75,6 +75,9 @@ Witnesses = Annotated[
 Answers = Annotated[
     bool, typer.Option("--answers", help="Handlers give messages back and end them; dead letters. Not --scenario.")
 ]
+Aio = Annotated[
+    bool, typer.Option("--aio", help="Most consumers are AsyncConsumers, with cancelled tasks. Not --scenario.")
+]
 Behind = Annotated[
     bool, typer.Option("--behind", help="Greedy consumers release what they fall behind on (D16). Not --scenario.")
 ]
@@ -102,6 +105,7 @@ def simulate(
     lanes: Annotated[
         bool, typer.Option("--lanes", help="Half of the consumers handle messages by `process`. Not --scenario.")
     ] = False,
+    aio: Aio = False,
     turns: Annotated[
         bool, typer.Option("--turns", help="--calls that are cancelled at any wait, and stop at locks. Not --scenario.")
     ] = False,
@@ -127,7 +131,7 @@ def simulate(
     if group is not None and (dump is None or (wanted is None and seed is None)):
         raise typer.BadParameter("--group says with whom runs go on: give --dump, and --seeds or --seed")
     options = Options(queries=queries, policy=policy, witnesses=int(witnesses), behind=int(behind))
-    options = options._replace(answers=int(answers), calls=int(calls), lanes=int(lanes), turns=int(turns))
+    options = options._replace(answers=int(answers), calls=int(calls), lanes=int(lanes), turns=int(turns), aio=int(aio))
     fixed = options != Options()
     _check_fixed(policy, fixed and (scenario is not None or spark))
     if dump is not None and (fixed or spark or scenario is not None):

@@ -35,6 +35,7 @@ NUMBERS: Final = (
     "answers",
     "calls",
     "lanes",
+    "aio",
     "turns",
     "behind",
 )

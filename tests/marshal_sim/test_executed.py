@@ -24,20 +24,18 @@ RUNS = [
     (5, Options(lanes=1, answers=1, mode=1)),
     (3, Options(queries=2)),
     (4, SNAPSHOTS),
+    (7, Options(aio=1)),
 ]
 
-# A simulated process has no thread, event loop, signal, socket or log of its own process.
-THREADS, LOOP, SIGNALS = "threads, locks and queues between them", "an event loop", "signals"
+# A simulated process has no thread, signal, socket or log of its own process.
+THREADS, SIGNALS = "threads, locks and queues between them", "signals"
 # What a run could execute. marshal_sim/cluster has its own way to do it instead, or does not do it.
 OPENS = "connects, opens logs and checks what the user has passed: a simulated client is made without"
 NOT_EXECUTED = {
-    "async_consumer.py": LOOP,
-    "consumer.py": THREADS,
     "driver/last_wills.py": "another process that a socket watches",
-    "event_loop.py": LOOP,
     "marshal.py": OPENS,
     "metrics.py": "figures for people, and a server of them",
-    "process/process.py": f"{THREADS}, and {LOOP}",
+    "process/process.py": f"{THREADS}, and tasks",
     "process/worker_processes.py": "processes",
     "signals.py": SIGNALS,
     "sql_guard.py": "a database",
