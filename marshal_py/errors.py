@@ -906,7 +906,8 @@ class WrongTopicSetting(CoordinationError):
     value: str
     wanted: str
     command: str
-    _TEXT = "coordination topic {topic!r} has {setting}={value}, it must be {wanted}: {command}"
+    _TEXT = """coordination topic {topic!r} has {setting}={value}, it must be {wanted}; if it is meant for other
+    messages, name another one (coordination_topic=, --coordination-topic), else: {command}"""
 
 
 class TopicRecreated(CoordinationError):

@@ -15,7 +15,17 @@ from typing import Any, Final, NamedTuple
 
 from marshal_py.admin.plans import change
 from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan, Edit, ShrinkPlan
-from marshal_py.admin.plans.impact import Impact, Row, check_pause, of_shrink, owners_of, parked_of, preview, rows_of
+from marshal_py.admin.plans.impact import (
+    Impact,
+    Row,
+    check_pause,
+    finished_of,
+    of_shrink,
+    owners_of,
+    parked_of,
+    preview,
+    rows_of,
+)
 from marshal_py.admin.plans.operation import Author, GroupContext, OperationRunner, Terms, Watcher, author_here
 from marshal_py.admin.plans.pause import PausePlan, ResumePlan
 from marshal_py.admin.plans.position import PositionPlan, PositionResolver, Target, check_size, target_of
@@ -391,14 +401,15 @@ class Group:
                 rows = preview(runner.context, resolver.positions(), resolver.firsts, resolver.recreated)
                 return Moved(rows, recreated=recreated, refused=_refused(runner.context, terms))
             resolver.check()
-            owners, parked = owners_of(_state(runner)), parked_of(_state(runner))
+            group = _state(runner)
+            owners, parked, finished = owners_of(group), parked_of(group), finished_of(group)
             plan = PositionPlan(
                 runner.context, resolver.tps, terms, stay_paused=stay_paused, recreated=resolver.recreated
             )
             runner.run(plan, watcher, resolver.positions)
             assert plan.moved is not None  # the runner raises an error if it was not moved
             after = {TopicPartition(move.topic, move.partition): move.position for move in plan.moved.moves}
-            rows = rows_of(owners, plan.before, after, resolver.firsts, parked)
+            rows = rows_of(owners, plan.before, after, resolver.firsts, parked, finished)
             return Moved(rows, plan.moved_at, plan.token, recreated)
 
     def positions(self) -> dict[TopicPartition, int]:

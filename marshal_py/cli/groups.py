@@ -174,7 +174,9 @@ class UpdateOptions(SettingOptions, changes.PauseOptions):
             return None
         topic, equals, number = self.shrink.rpartition("=")
         if not equals or not number.isdigit() or not int(number):
-            raise typer.BadParameter(f"--shrink {self.shrink!r}: expected TOPIC=PARTITIONS")
+            raise typer.BadParameter(
+                f"--shrink {self.shrink!r}: expected TOPIC=PARTITIONS, 1 at least; a group keeps its topics"
+            )
         check_topic_name(topic)
         return topic, int(number)
 

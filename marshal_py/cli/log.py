@@ -441,7 +441,7 @@ def _one(logs: Logs, connection: LogConnection, truncate: bool, kept_s: float, w
         first=bounds.first,
         end=bounds.end,
         clients=list(connection.clients()),
-        outcome="dry_run" if dry_run else _outcome(written),
+        outcome="dry_run" if dry_run and connection.wanted else _outcome(written),
         snapshot=(connection.wanted or newest) if dry_run else newest,
         older=older,
         state_bytes=written.state_bytes if written is not None else None,

@@ -83,7 +83,13 @@ CommandConfig = Annotated[
     ),
 ]
 CoordinationTopic = Annotated[
-    str, typer.Option("--coordination-topic", metavar="TOPIC", help="The topic through which consumers coordinate.")
+    str,
+    typer.Option(
+        "--coordination-topic",
+        envvar="MARSHAL_COORDINATION_TOPIC",
+        metavar="TOPIC",
+        help="The topic through which consumers coordinate.",
+    ),
 ]
 Timeout = Annotated[
     float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for an answer of the cluster.")

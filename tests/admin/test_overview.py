@@ -132,5 +132,5 @@ def test_partitions_that_the_policy_gives_to_nobody_are_said() -> None:
 def test_a_pause_whose_time_is_over_says_who_ends_it() -> None:
     pause = PauseInfo(token=7, duration_s=60, by=None, reason=None, left_s=0.0)
     assert overview.paused(pause) == (
-        "paused for 60 s, which are over: a consumer ends the pause, once one is there, token 7"
+        "paused for 60 s, which are over: a consumer ends the pause, once it has waited for so long itself, token 7"
     )

@@ -18,6 +18,7 @@ from marshal_py.admin.plans.position import MOVED, NOT_MOVED, UNKNOWN, PositionP
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.errors import AdminBusy, AdminFailed, GroupMissing, InvalidRecord, LogGap
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.progress import Range
 from marshal_py.protocol.wire.records import ReleaseGroup, ReleasingPartition, SetPosition, Topology
 from tests.admin.virtual_admin import NEVER, Tool, finish, play_copies, start_tool
 from tests.support.virtual_cluster import GROUP, INTERVAL_MS, Client, VirtualCluster, tp
@@ -422,6 +423,18 @@ def test_without_a_position_all_before_the_target_is_said_to_be_skipped() -> Non
     for parked in (set(), {tp(0)}):
         rows = rows_of({}, {tp(0): NONE}, {tp(0): 10, tp(1): 4}, {tp(0): 7, tp(1): 4}, parked)
         assert [(row.position, row.skipped, row.repeated) for row in rows] == [(NONE, 3, 0), (NONE, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("target", "skipped", "repeated"), [(10, 0, 5), (11, 1, 5), (14, 2, 3), (18, 4, 1), (20, 5, 0), (8, 0, 7)]
+)
+def test_what_is_finished_above_the_position_is_said_to_come_again(target: int, skipped: int, repeated: int) -> None:
+    """D1: every move forgets it, also one to where the position is."""
+    finished = {tp(0): [Range(12, 16, 0), Range(18, 19, 0)]}
+    (row,) = rows_of({}, {tp(0): 10}, {tp(0): target}, {tp(0): 0}, finished=finished)
+    assert (row.skipped, row.repeated) == (skipped, repeated)
+    (parked,) = rows_of({}, {tp(0): 10}, {tp(0): target}, {tp(0): 0}, {tp(0)}, finished)
+    assert (parked.skipped, parked.repeated) == (0, 0)
 
 
 def test_the_dry_run_writes_nothing_and_tells_the_truth() -> None:

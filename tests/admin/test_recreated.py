@@ -16,6 +16,7 @@ from marshal_py.admin.plans.position import MOVED, NOT_MOVED, PositionPlan
 from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.admin.views.recreated_topics import RecreatedTopic, find_recreated
 from marshal_py.errors import AdminFailed, GroupMissing
+from marshal_py.protocol.member.waiting import standstills
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import RECREATED, GroupConfig, Record, ReleaseGroup, SetPosition, Topology
 from marshal_py.transport.ports import TopicInfo
@@ -193,6 +194,16 @@ def test_a_consumer_may_accept_it_first() -> None:
     )
     assert plan_of(tool).outcome == MOVED
     assert kinds(tool) == [ReleaseGroup, SetPosition]
+
+
+def test_a_pause_in_which_positions_were_forgotten_says_how_to_set_them() -> None:
+    """M16: whoever ended the pause of a run that died would begin at the beginning of the new topic."""
+    cluster, _ = company()
+    move(cluster)
+    cluster.run_until(lambda: cluster.group.topics[TOPIC].id == NEW)
+    (paused,) = [one for one in standstills(cluster.group) if one.cause == "paused"]
+    assert f"consumers begin at the beginning of {TOPIC!r}" in paused.advice
+    assert f"to set them first: marshal set-position {GROUP} {TOPIC} --to PLACE --take-over; " in paused.advice
 
 
 def test_partitions_are_those_of_the_new_topic() -> None:

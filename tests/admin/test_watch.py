@@ -140,7 +140,8 @@ def test_messages_that_kafka_is_about_to_delete_are_told_by_every_view(scene: Sc
         ("retention near", "fail")
     ]
     assert billing.level == "fail"
-    assert [text for text in billing.notices if text.startswith("because of their age Kafka ")]
+    (told,) = [text for text in billing.notices if text.startswith("Kafka has deleted unfinished messages of ")]
+    assert told.endswith("marshal topics update orders --config retention.ms=MS")
 
 
 def test_what_is_wrong_is_what_doctor_says(scene: Scene) -> None:

@@ -117,6 +117,14 @@ def test_a_refusal_is_1_and_one_line(shell: Shell, arguments: list[str], reason:
     assert result.stdout == ""
 
 
+def test_the_environment_names_the_coordination_topic(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARSHAL_COORDINATION_TOPIC", "elsewhere")
+    result = shell.run("groups", "ls")
+    assert result.exit_code == 1
+    assert "'elsewhere'" in result.stderr
+    assert "'named'" in shell.run("groups", "ls", "--coordination-topic", "named").stderr
+
+
 def test_looking_creates_no_topic(shell: Shell) -> None:
     assert shell.run("state", "--coordination-topic", "never").exit_code == 1
     assert shell.run("produce", "never", stdin=b"line\n").exit_code == 1

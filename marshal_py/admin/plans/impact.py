@@ -11,7 +11,8 @@ would do, `preview`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -30,8 +31,9 @@ from marshal_py.protocol.fold.policies import OWN_POLICY, policy_of
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.policy import candidate_order, names, owner_of
-from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire import codec, progress
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
+from marshal_py.protocol.wire.progress import Range
 from marshal_py.protocol.wire.records import (
     EVICT_INTERVALS,
     PAUSE_MS_MAX,
@@ -229,8 +231,9 @@ def _releases(group: Group, session: int = NONE) -> dict[str, str]:
 
 
 class Row(NamedTuple):
-    """One partition of a move. `skipped`, `repeated`: how many messages will not be read, or again; of a partition
-    without a position, those between its beginning and the target are skipped."""
+    """One partition of a move. `skipped`, `repeated`: how many unfinished messages will not be read, and finished ones
+    again, those above the position included; of a partition without a position, those between its beginning and the
+    target are skipped."""
 
     topic: str
     partition: int
@@ -246,22 +249,33 @@ def owners_of(group: Group) -> dict[TopicPartition, str]:
     return {p.tp: group.sessions[p.owner].join.client_id for p in group.claims.values()}
 
 
+def finished_of(group: Group) -> dict[TopicPartition, list[Range]]:
+    """Returns what is finished above the positions, as far as the log says. Every move forgets it (D1)."""
+    found = {tp: progress.decode(p.position, p.progress) for tp, p in group.partitions.items() if p.progress}
+    return {tp: [one for one in ranges if not one.times] for tp, ranges in found.items()}
+
+
 def rows_of(
     owners: Mapping[TopicPartition, str],
     before: Mapping[TopicPartition, int],
     after: Mapping[TopicPartition, int],
     firsts: Mapping[TopicPartition, int],
     parked: Collection[TopicPartition] = (),
+    finished: Mapping[TopicPartition, Sequence[Range]] = MappingProxyType({}),
 ) -> list[Row]:
     """Returns a row per partition of `after`. `owners`: client ids; `before`: NONE without a position; `firsts`: the
-    first offsets. Of parked partitions with a position, skipped and repeated are unknown: 0."""
+    first offsets; `finished`: above the positions (`finished_of`). Of parked partitions with a position, skipped and
+    repeated are unknown: 0."""
     rows = []
     for tp, target in sorted(after.items()):
         position = before.get(tp, NONE)
-        moved = target - (firsts[tp] if position == NONE else position)
+        moved, above = target - (firsts[tp] if position == NONE else position), finished.get(tp, ())
         if position != NONE and tp in parked:
-            moved = 0
-        rows.append(Row(*tp, owners.get(tp, ""), position, target, max(0, moved), max(0, -moved)))
+            moved, above = 0, ()
+        passed = sum(max(0, min(one.to, target) - one.start) for one in above)
+        again = sum(one.to - one.start for one in above) - passed
+        skipped, repeated = max(0, moved) - passed, max(0, -moved) + again
+        rows.append(Row(*tp, owners.get(tp, ""), position, target, skipped, repeated))
     return rows
 
 
@@ -289,7 +303,7 @@ def preview(
     moves = tuple(Move(*tp, versions.get(tp, NONE), position) for tp, position in sorted(targets.items()))
     rehearse(world, context.name, SetPosition(there.pause_change, moves, True, context.author.by))
     after = {tp: there.partitions[tp].position for tp in targets}
-    return rows_of(owners_of(group), before, after, firsts, parked_of(group))
+    return rows_of(owners_of(group), before, after, firsts, parked_of(group), finished_of(group))
 
 
 # --- a rehearsal

@@ -247,8 +247,10 @@ def of_retention(name: str, rows: Iterable[PartitionHealth]) -> Iterator[Check]:
     if near:
         worst = max(used.values())
         what = "has deleted" if worst == 1.0 else f"soon deletes (after {worst:.0%} of the retention)"
-        text = f"{name!r}: because of their age Kafka {what} unfinished messages of {first_of(near, NAMES_MAX)}"
-        advice = "more consumers, or a longer retention: marshal topics update TOPIC --config retention.ms=MS"
+        text = f"{name!r}: Kafka {what} unfinished messages of {first_of(near, NAMES_MAX)}"
+        topics = {row.topic: None for row in rows if f"{row.topic}:{row.partition}" in near}
+        advice = "if their age is the reason, and nobody deletes records by hand: more consumers, or a longer retention"
+        advice += f": marshal topics update {next(iter(topics))} --config retention.ms=MS"
         yield Check("retention near", "fail" if worst >= RETENTION_REACHED else "warn", text, advice)
 
 

@@ -296,7 +296,7 @@ class Looking:
             else:
                 continue
             look = f"marshal get {tp.topic} --partition {tp.partition} --offset {at}"
-            found[tp] = text, f"to see it: {look}; to skip it: marshal set-position {group.name} {tp} --shift-by 1"
+            found[tp] = text, f"to see it: {look}; to skip it: marshal set-position {group.name} {tp} --to {at + 1}"
         return found
 
     def facts(

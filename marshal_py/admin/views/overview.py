@@ -122,7 +122,7 @@ def paused(pause: PauseInfo) -> str:
     why = f", {pause.reason}" if pause.reason else ""
     left = f", about {pause.left_s:.0f} s left" if pause.left_s is not None else ""
     if pause.left_s == 0:
-        left = ", which are over: a consumer ends the pause, once one is there"
+        left = ", which are over: a consumer ends the pause, once it has waited for so long itself"
     return f"paused for {pause.duration_s:g} s{by}{why}{left}, token {pause.token}"
 
 
