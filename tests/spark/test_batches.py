@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import DataFrameReader
 
 import marshal_py
 from marshal_py.errors import BatchRefused, ClaimLost, InvalidOption, PartitionsParked, PositionOutOfRange
@@ -57,6 +58,29 @@ def test_a_batch_that_is_not_committed_comes_again(spark: SparkSession, make_top
                 next(iter(batches))
             first.commit()
             assert list(batches) == []
+
+
+def test_a_batch_that_spark_does_not_take_is_planned_again(
+    spark: SparkSession, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = make_topic(1)
+    orders.fill(10)
+
+    def load(_: DataFrameReader) -> None:
+        raise RuntimeError("the session is stopped")
+
+    with (
+        orders.connect() as marshal,
+        orders.planner(marshal) as planner,
+        claimed_batches(spark, planner, wait_s=0) as batches,
+    ):
+        with monkeypatch.context() as broken:
+            broken.setattr(DataFrameReader, "load", load)
+            with pytest.raises(RuntimeError, match="the session is stopped"):
+                next(iter(batches))
+        batch = next(iter(batches))
+        assert offsets_of(batch.df) == [(0, offset) for offset in range(10)]
+        batch.commit()
 
 
 def test_at_most_once_a_batch_is_never_read_again(spark: SparkSession, make_topic: MakeTopic) -> None:

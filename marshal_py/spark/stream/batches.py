@@ -109,7 +109,11 @@ class Batches:
         self._planner.ranges.settle()
         while taken := self._taken():
             pieces = pieces_of((one.range for one in taken), self._planner.group)
-            df = self._spark.read.format("marshal").options(**self._options, ranges=ranges_json(pieces)).load()
+            try:
+                df = self._spark.read.format("marshal").options(**self._options, ranges=ranges_json(pieces)).load()
+            except BaseException:  # such as a session that is stopped
+                self._planner.ranges.give_back(taken)
+                raise
             self._last = Batch(self._planner, taken, df)
             yield self._last
         if self._up_to is not None and not self._planner.ranges.stopping:
