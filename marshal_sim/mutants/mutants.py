@@ -33,6 +33,7 @@ from marshal_sim.mutants import claims as mutants_claims
 from marshal_sim.mutants import client as mutants_client
 from marshal_sim.mutants import clock as mutants_clock
 from marshal_sim.mutants import data as mutants_data
+from marshal_sim.mutants import event_loops as mutants_event_loops
 from marshal_sim.mutants import fold as mutants_fold
 from marshal_sim.mutants import lanes as mutants_lanes
 from marshal_sim.mutants import log as mutants_log
@@ -426,6 +427,7 @@ _MEMBER: Final = (
             *mutants_witness.PLANTED,
             *mutants_client.PLANTED,
             *mutants_lanes.PLANTED,
+            *mutants_event_loops.PLANTED,
         )
     ),
     *(
