@@ -295,7 +295,7 @@ class Ending:
     def because(self, error: BaseException | None) -> None:
         """Has the log say that an error of the program stops it: its class alone, for its text may hold anything."""
         if isinstance(error, Exception):
-            self._why = f"stopped: {type(error).__name__}"
+            self._why = f"{records.FAILED}{type(error).__name__}"
 
     def stop(self, timeout_s: float) -> Steps[None]:
         """Stops, and waits until it has left, within `timeout_s`; `close` must follow. A second call completes an

@@ -430,19 +430,40 @@ def test_consumers_that_die_again_and_again(
         assert [check.name for check in examined if check.name == "crash loop"] == said, "doctor says so, too"
 
 
+@pytest.mark.parametrize(
+    ("reasons", "name", "found"),
+    [
+        (["stopped: RuntimeError"] * 3, "crash loop", "3 consumers have died within a minute, 3 by RuntimeError"),
+        (["stopped: KeyError", DIED, "stopped"], "deaths", "2 consumers have died within a minute, 1 by KeyError"),
+        (["stopped", "drained", "superseded"], None, ""),
+    ],
+)
+def test_consumers_that_an_error_ended_count_as_deaths(
+    scene: Scene, reasons: list[str], name: str | None, found: str
+) -> None:
+    scene.now_ms = SystemClock().now().wall_ms
+    for reason in reasons:
+        scene.write(Leave(scene.join("billing", "billing-1", "orders"), reason), "billing")
+    with Watch(scene.observer, "billing", in_cluster=False) as watch:
+        watch.refresh()
+        checks = watch.judgement("billing").deaths
+    assert [(one.name, one.found) for one in checks] == ([(name, f"'billing': {found}")] if name else [])
+    assert all(one.advice.endswith("--kind died --kind evicted --kind left") for one in checks)
+
+
 def test_deaths_are_forgotten_after_a_minute(scene: Scene) -> None:
     die(scene, 3, 5_000)
     with Watch(scene.observer, "billing", in_cluster=False) as watch:
         watch.refresh()
-        assert watch._looking.deaths("billing", 0) == 3
+        assert len(watch._looking.deaths("billing", 0)) == 3
         scene.now_ms += 58_000
         keeper = scene.join("billing", "keeper", "orders")
         watch.refresh()
-        assert watch._looking.deaths("billing", 0) == 1
+        assert len(watch._looking.deaths("billing", 0)) == 1
         scene.now_ms += 4_000
         scene.write(Heartbeat(keeper, 1, ()), "billing")
         watch.refresh()
-        assert watch._looking.deaths("billing", 0) == 0
+        assert len(watch._looking.deaths("billing", 0)) == 0
 
 
 @pytest.mark.parametrize(("finished", "said"), [(1, True), (4, False), (0, False)], ids=["slow", "fast", "hangs"])

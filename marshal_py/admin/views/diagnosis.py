@@ -7,7 +7,7 @@ either.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -284,16 +284,19 @@ def of_slow(group: str, found: Iterable[Slow]) -> Iterator[Check]:
         yield Check("slow consumer", "warn", text, advice)
 
 
-def of_deaths(group: Group, deaths: int, causes: Sequence[Standstill]) -> Iterator[Check]:
+def of_deaths(group: Group, deaths: Sequence[str], causes: Sequence[Standstill]) -> Iterator[Check]:
     """Yields a check if consumers have died: a fact, or, if they do so again and again, a warning that is as bad as
-    that none is left. `deaths`: of the last minute."""
-    advice = f"why, their own logs say; who and when: marshal advisories {group.name} --kind died --kind evicted"
-    if deaths >= DEATHS_MANY:
-        text = f"{group.name!r}: {deaths} consumers have died within a minute"
+    that none is left. `deaths`: of the last minute; of each the class of the program's error, or ""."""
+    count, errors = len(deaths), Counter(filter(None, deaths))
+    advice = "why, their own logs say; who and when: "
+    advice += f"marshal advisories {group.name} --kind died --kind evicted{' --kind left' if errors else ''}"
+    text = f"{group.name!r}: {'a consumer has' if count == 1 else f'{count} consumers have'} died within a minute"
+    if errors:
+        text += f", {first_of([f'{each} by {error}' for error, each in errors.most_common()], NAMES_MAX)}"
+    if count >= DEATHS_MANY:
         yield Check("crash loop", "fail" if "no_consumer" in fails(group, causes) else "warn", text, advice)
-    elif deaths:
-        died = "a consumer has died" if deaths == 1 else f"{deaths} consumers have died"
-        yield Check("deaths", "ok", f"{group.name!r}: {died} within a minute", advice)
+    elif count:
+        yield Check("deaths", "ok", text, advice)
 
 
 def check(found: GroupHealth, limits: Limits, in_cluster: bool = True) -> GroupCheck:

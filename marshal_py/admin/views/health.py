@@ -35,6 +35,7 @@ from marshal_py.protocol.wire.records import (
     Leave,
     Note,
     died,
+    failure,
 )
 
 MOVES: Final = frozenset({"claimed", "released", "lost", "parked"})  # advisories of a claim that begins or ends
@@ -235,7 +236,7 @@ class Looking:
         self._held_up: dict[tuple[str, TopicPartition], tuple[Note, int]] = {}  # the newest, with its timestamp
         self._recent: tuple[int, dict[int, int]] = NONE, {}  # UNOWNED_MS before a time logs began at these offsets
         self._first_ms: dict[int, int] = {}  # by log: timestamp of the first record that was read
-        self._died_ms: dict[str, dict[int, int]] = {}  # by group and session
+        self._died: dict[str, dict[int, tuple[int, str]]] = {}  # by group and session: when, and the error's class
 
     def read(self, judged: Judged, now_ms: int) -> None:
         """`now_ms`: of which the picture will be."""
@@ -251,23 +252,25 @@ class Looking:
         if verdict.accepted and isinstance(noted, Note) and noted.kind == "held_up":
             tp = TopicPartition(noted.topic, noted.partition)
             self._held_up[verdict.group, tp] = noted, record.timestamp_ms
-        if verdict.accepted and (isinstance(noted, Evict) or (isinstance(noted, Leave) and died(noted))):
-            self._died_ms.setdefault(verdict.group, {})[noted.session] = record.timestamp_ms
+        if verdict.accepted and isinstance(noted, Evict | Leave):
+            error = failure(noted) if isinstance(noted, Leave) else ""
+            if error or isinstance(noted, Evict) or died(noted):
+                self._died.setdefault(verdict.group, {})[noted.session] = record.timestamp_ms, error
 
     def forget(self, names: Collection[str]) -> None:
         """Forgets all groups but these."""
         self._pauses = {name: each for name, each in self._pauses.items() if name in names}
-        self._died_ms = {name: each for name, each in self._died_ms.items() if name in names}
+        self._died = {name: each for name, each in self._died.items() if name in names}
         self._held_up = {key: each for key, each in self._held_up.items() if key[0] in names}
         self.pace.forget(names)
 
-    def deaths(self, group: str, since_ms: int) -> int:
-        """Returns how many sessions of a group have died since a time, and forgets the older ones. `since_ms` never
-        falls."""
-        kept = {session: at_ms for session, at_ms in self._died_ms.pop(group, {}).items() if at_ms >= since_ms}
+    def deaths(self, group: str, since_ms: int) -> list[str]:
+        """Returns of each session of a group that has died since a time the class of the error that ended it, or "",
+        and forgets the older ones. `since_ms` never falls."""
+        kept = {session: each for session, each in self._died.pop(group, {}).items() if each[0] >= since_ms}
         if kept:
-            self._died_ms[group] = kept
-        return len(kept)
+            self._died[group] = kept
+        return [error for _, error in kept.values()]
 
     def pause_history(self, log: int, group: Group) -> PauseHistory:
         """Returns what the log says about the group's pause, also if that is older than what was read."""

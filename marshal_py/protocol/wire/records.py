@@ -454,6 +454,7 @@ TRY_INTERVALS: Final = EVICT_INTERVALS  # how long a witness tries to publish: t
 
 
 DIED: Final = "died"  # how the reasons of a will's records begin
+FAILED: Final = "stopped: "  # so begins the reason of a Leave because of an error, whose class follows
 
 
 class Sign(Enum):
@@ -503,3 +504,8 @@ def records_of(will: LastWill, how: str) -> Iterator[Record]:
 def died(leave: Leave) -> bool:
     """Returns whether a witness sent this Leave."""
     return leave.reason == DIED or leave.reason.startswith(f"{DIED}: ")
+
+
+def failure(leave: Leave) -> str:
+    """Returns the class of the program's error because of which a consumer left, "" for any other reason."""
+    return leave.reason.removeprefix(FAILED) if leave.reason.startswith(FAILED) else ""
