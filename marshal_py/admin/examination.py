@@ -188,7 +188,7 @@ class Examination:
         yield diagnosis.of_content(groups, silent)
         for name, found in judged.items():
             if self.group in (None, name):
-                yield from (*found.deaths, *found.held_up, *found.slow)
+                yield from (*found.deaths, *found.lost, *found.held_up, *found.slow)
         yield from _odd_records(observer)
         logs = observer.logs_of(None)
         yield diagnosis.of_growth(

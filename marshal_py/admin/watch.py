@@ -269,7 +269,7 @@ class Watch:
             pause, signs_ms = overview.pause(group, history, now_ms), self.observer.signs_of(log, group)
             near = tuple(diagnosis.of_retention(group.name, rows))
             told = (
-                (*judged.deaths, *judged.findings, *judged.held_up, *judged.slow, *near),
+                (*judged.deaths, *judged.lost, *judged.findings, *judged.held_up, *judged.slow, *near),
                 judged.causes,
                 judged.notices(group.name, near),
             )
@@ -313,6 +313,7 @@ class Watch:
                 deaths,
                 tuple(Check("held up", "warn", f"{group.name!r}: {text}", advice) for text, advice in held_up),
                 tuple(diagnosis.of_slow(group.name, slow)),
+                tuple(diagnosis.of_losses(group.name, looking.losses(group.name, now_ms - WINDOW_MS))),
             )
 
     def _behind(
@@ -361,12 +362,13 @@ class Judgement(NamedTuple):
     deaths: tuple[Check, ...]
     held_up: tuple[Check, ...]
     slow: tuple[Check, ...]
+    lost: tuple[Check, ...]
 
     def notices(self, group: str, near: Iterable[Check]) -> tuple[str, ...]:
         """Returns it in words, for who knows which group it is, with what is `near`, which each tick tells anew."""
         deaths, *others = (
             [f"{one.found}; {one.advice}" for one in each if one.level != "ok"]
-            for each in (self.deaths, near, self.held_up, self.slow)
+            for each in (self.deaths, near, self.held_up, self.slow, self.lost)
         )
         return tuple(text.removeprefix(f"{group!r}: ") for text in chain(deaths, map(str, self.causes), *others))
 

@@ -12,7 +12,21 @@ from marshal_py.admin.views import diagnosis
 from marshal_py.admin.watch import ARRIVALS_MAX, SETTINGS_MAX, Watch
 from marshal_py.errors import ClusterUnreachable
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition, route
-from marshal_py.protocol.wire.records import DIED, ClaimState, Evict, GroupConfig, Heartbeat, Leave, Topology
+from marshal_py.protocol.wire.records import (
+    AT_MOST_ONCE,
+    DIED,
+    ClaimingMessages,
+    ClaimingPartition,
+    ClaimState,
+    Evict,
+    GroupConfig,
+    Heartbeat,
+    Join,
+    Leave,
+    MessageRange,
+    Note,
+    Topology,
+)
 from marshal_py.transport.clock import SystemClock
 from tests.support import wire
 from tests.support.written_log import INCARNATION, WrittenLog
@@ -449,6 +463,52 @@ def test_consumers_that_an_error_ended_count_as_deaths(
         checks = watch.judgement("billing").deaths
     assert [(one.name, one.found) for one in checks] == ([(name, f"'billing': {found}")] if name else [])
     assert all(one.advice.endswith("--kind died --kind evicted --kind left") for one in checks)
+
+
+@pytest.mark.parametrize("old_ms", [0, 61_000])
+def test_lost_messages_are_a_warning_for_a_minute(scene: Scene, old_ms: int) -> None:
+    """Deleted ones, as an owner notes them. The same loss, noted twice, is one."""
+    scene.now_ms = SystemClock().now().wall_ms - old_ms
+    session, _ = scene.own("billing", "billing-1", "orders", 1)
+    for _ in range(2):
+        scene.write(Note(session, "offset_lost", "orders", 0, 5, 198), "billing")
+    scene.now_ms += old_ms
+    scene.write(Heartbeat(session, 1, ()), "billing")
+    with Watch(scene.observer, "billing", in_cluster=False) as watch:
+        watch.refresh()
+        (billing,) = watch.groups()
+        assert [(one.level, one.found, one.advice) for one in billing.findings if one.name == "lost messages"] == (
+            [
+                (
+                    "warn",
+                    "'billing': at most these messages were lost within a minute: orders:0 offsets 5 to 197",
+                    "for more: marshal explain billing orders:0",
+                )
+            ]
+            if not old_ms
+            else []
+        )
+        assert any("orders:0 offsets 5 to 197" in notice for notice in billing.notices) == (not old_ms)
+    examined = Examination("__marshal").of_dump(scene.observer)
+    assert ("lost messages" in [one.name for one in examined]) == (not old_ms), "doctor says so, too"
+
+
+def test_what_an_owner_in_at_most_once_mode_lost_is_named_when_the_next_one_claims(scene: Scene) -> None:
+    scene.now_ms = SystemClock().now().wall_ms
+    scene.broker.create_topic("orders", 1)
+    first, second = (
+        scene.write(Join(f"billing-{n}", bytes([n]) * 16, AT_MOST_ONCE, 1_000, ("orders",)), "billing") for n in (1, 2)
+    )
+    scene.write(Topology("orders", 1, NONE), "billing")
+    epoch = scene.write(ClaimingPartition(first, "orders", 0, NONE, 0), "billing")
+    scene.write(ClaimingMessages(first, (MessageRange(epoch, 0, 0, 30),)), "billing")
+    scene.write(Heartbeat(first, 1, (ClaimState(epoch, 10),)), "billing")
+    scene.write(Leave(first, DIED), "billing")
+    scene.write(ClaimingPartition(second, "orders", 0, epoch, NONE), "billing")
+    with Watch(scene.observer, "billing", in_cluster=False) as watch:
+        watch.refresh()
+        (lost,) = watch.judgement("billing").lost
+    assert (lost.level, "orders:0 offsets 10 to 29" in lost.found) == ("warn", True)
 
 
 def test_deaths_are_forgotten_after_a_minute(scene: Scene) -> None:

@@ -299,6 +299,14 @@ def of_deaths(group: Group, deaths: Sequence[str], causes: Sequence[Standstill])
         yield Check("deaths", "ok", text, advice)
 
 
+def of_losses(group: str, losses: Sequence[tuple[TopicPartition, int, int]]) -> Iterator[Check]:
+    """Yields a warning if offsets [start, to) were lost within the last minute."""
+    if losses:
+        words = first_of([f"{tp} offsets {start} to {to - 1}" for tp, start, to in losses], NAMES_MAX)
+        text = f"{group!r}: at most these messages were lost within a minute: {words}"
+        yield Check("lost messages", "warn", text, f"for more: marshal explain {group} {losses[0][0]}")
+
+
 def check(found: GroupHealth, limits: Limits, in_cluster: bool = True) -> GroupCheck:
     """Returns whether a group is well, by the first picture of a Watch. `in_cluster`: False for a dump."""
     checks = [*found.findings, *_of_limits(found, limits, in_cluster)]

@@ -233,6 +233,7 @@ class Looking:
         self.firsts: Mapping[TopicPartition, int] = {}  # first offsets of data partitions, as far as the owner asked
         self._observer = observer
         self._pauses: dict[str, PauseHistory] = {}
+        self._lost: dict[str, dict[tuple[TopicPartition, int, int], int]] = {}  # by group and offsets: when
         self._held_up: dict[tuple[str, TopicPartition], tuple[Note, int]] = {}  # the newest, with its timestamp
         self._recent: tuple[int, dict[int, int]] = NONE, {}  # UNOWNED_MS before a time logs began at these offsets
         self._first_ms: dict[int, int] = {}  # by log: timestamp of the first record that was read
@@ -252,6 +253,13 @@ class Looking:
         if verdict.accepted and isinstance(noted, Note) and noted.kind == "held_up":
             tp = TopicPartition(noted.topic, noted.partition)
             self._held_up[verdict.group, tp] = noted, record.timestamp_ms
+        lost = None
+        if verdict.accepted and isinstance(noted, Note) and noted.kind == "offset_lost":
+            lost = TopicPartition(noted.topic, noted.partition), noted.from_, noted.to
+        elif isinstance(noted, ClaimingPartition) and (span := verdict.unsettled) is not None:
+            lost = TopicPartition(noted.topic, noted.partition), span.start, span.to
+        if lost is not None:
+            self._lost.setdefault(verdict.group, {})[lost] = record.timestamp_ms
         if verdict.accepted and isinstance(noted, Evict | Leave):
             error = failure(noted) if isinstance(noted, Leave) else ""
             if error or isinstance(noted, Evict) or died(noted):
@@ -261,6 +269,7 @@ class Looking:
         """Forgets all groups but these."""
         self._pauses = {name: each for name, each in self._pauses.items() if name in names}
         self._died = {name: each for name, each in self._died.items() if name in names}
+        self._lost = {name: each for name, each in self._lost.items() if name in names}
         self._held_up = {key: each for key, each in self._held_up.items() if key[0] in names}
         self.pace.forget(names)
 
@@ -271,6 +280,14 @@ class Looking:
         if kept:
             self._died[group] = kept
         return [error for _, error in kept.values()]
+
+    def losses(self, group: str, since_ms: int) -> list[tuple[TopicPartition, int, int]]:
+        """Returns which offsets [start, to) a group has lost since a time: Kafka had deleted them, or in at-most-once
+        mode their owner ended. Forgets the older ones. `since_ms` never falls."""
+        kept = {offsets: at_ms for offsets, at_ms in self._lost.pop(group, {}).items() if at_ms >= since_ms}
+        if kept:
+            self._lost[group] = kept
+        return sorted(kept)
 
     def pause_history(self, log: int, group: Group) -> PauseHistory:
         """Returns what the log says about the group's pause, also if that is older than what was read."""
