@@ -10,7 +10,7 @@ from marshal_py.admin.views import overview
 from marshal_py.admin.views.group_info import PauseInfo
 from marshal_py.admin.views.recreated_topics import RecreatedTopic
 from marshal_py.protocol.member.waiting import Facts, Standstill, standstills
-from marshal_py.protocol.wire.identity import NONE, TopicPartition
+from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition
 from marshal_py.protocol.wire.records import (
     ClaimingPartition,
     ClaimState,
@@ -95,6 +95,19 @@ def test_a_session_whose_last_sign_lies_before_the_log(book: DifferentialLog) ->
 def notices(book: DifferentialLog, *stopped: Standstill) -> list[str]:
     """As `state` and `lag` show them."""
     return [str(one) for one in standstills(book.group, Facts(parked=stopped))]
+
+
+def test_the_pause_of_a_group_with_a_pin_is_told() -> None:
+    """A11: the pin belongs to no topic, and has no position that could have been forgotten."""
+    book = DifferentialLog()
+    book.must(GroupConfig(-1, policy="pinned", priority_groups=("jobs",)))
+    session = book.join("west", priority_group="jobs")
+    book.topology()
+    book.must(ClaimingPartition(session, *PIN, NONE, NONE))
+    book.must(ReleaseGroup(book.group.pause_change, NONE, 60_000, 0, 0))
+    assert PIN in book.group.partitions
+    (paused,) = standstills(book.group)
+    assert (paused.cause, "created again" in paused.advice) == ("paused", False)
 
 
 def test_what_is_not_consumed_is_listed_by_topic_and_reason(book: DifferentialLog) -> None:

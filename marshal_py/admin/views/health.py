@@ -316,7 +316,8 @@ class Looking:
             else:
                 continue
             look = f"marshal get {tp.topic} --partition {tp.partition} --offset {at}"
-            found[tp] = text, f"to see it: {look}; to skip it: marshal set-position {group.name} {tp} --to {at + 1}"
+            skip = f"; to skip it: marshal set-position {group.name} {tp} --to {at + 1}"
+            found[tp] = text, f"to see it: {look}{skip if partition.position == at else ''}"
         return found
 
     def facts(

@@ -117,9 +117,9 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
         text = f"the group is {facts.pause or f'paused for {group.pause_duration_ms / 1000:g} s'}"
         cause, way = ("pause_over", "start a consumer") if facts.pause_over else ("paused", "the pause ends by itself")
         signed = " --sign-with FILE" if group.keys else ""
-        for topic in _forgotten(group):
-            way = f"consumers begin at the beginning of {topic!r}, whose positions were forgotten as it was created "
-            way += f"again; to set them first: marshal set-position {name} {topic} --to PLACE --take-over{signed}"
+        if topics := " ".join(_forgotten(group)):
+            way = f"consumers begin at the beginning of {topics}, as that was created again and its positions were "
+            way += f"forgotten; to set them first: marshal set-position {name} {topics} --to PLACE --take-over{signed}"
         found.append(Standstill(cause, text, f"{way}; to end it now: marshal resume {name} --take-over{signed}"))
     found += (_gone(group, topic) for topic in sorted(facts.gone))
     found += _parked(group) if facts.parked is None else facts.parked
@@ -185,14 +185,10 @@ def start_one(group: str) -> str:
 
 
 def _forgotten(group: Group) -> list[str]:
-    """Returns the topics with partitions that have lost their positions, and were not claimed since (F9.10)."""
-    return sorted(
-        {
-            tp.topic
-            for tp, p in group.partitions.items()
-            if p.position == NONE and group.partition_exists(tp) and not group.topics[tp.topic].first_count
-        }
-    )
+    """Returns the topics of which another id was accepted since partitions had a position or an owner (F9.10)."""
+    anew = {name: topic.count for name, topic in group.topics.items() if not topic.first_count}
+    lost = (tp for tp, p in group.partitions.items() if p.position == NONE)
+    return sorted({tp.topic for tp in lost if 0 <= tp.partition < anew.get(tp.topic, 0)})
 
 
 def _gone(group: Group, topic: str) -> Standstill:
