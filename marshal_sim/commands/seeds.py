@@ -16,15 +16,8 @@ from marshal_sim.tools import sweep
 from marshal_sim.tools.sweep import Counted
 
 SEEDS: Final = "0:200"
-FLAGS: Final = (
-    "witnesses",
-    "answers",
-    "behind",
-    "calls",
-    "lanes",
-    "turns",
-    "aio",
-)  # kinds of runs that a caller may ask for
+# Kinds of runs that a caller may ask for:
+FLAGS: Final = ("witnesses", "answers", "behind", "calls", "lanes", "turns", "aio")
 
 Seeds = Annotated[str | None, typer.Option("--seeds", metavar="A:B", help="Seed range, B exclusive.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Run this one.")]
