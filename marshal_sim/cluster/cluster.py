@@ -219,7 +219,8 @@ class Cluster:
         for epoch, claim in member.claims.items() if member is not None else ():
             if claim.tp == tp:
                 place = who.number, who.group, epoch
-                self.evidence.refusals.setdefault(place, Refusal(self.now_ms, self.broker.leader_epoch(tp)))
+                told = Refusal(self.now_ms, self.broker.leader_epoch(tp), self.broker.life(tp.topic))
+                self.evidence.refusals.setdefault(place, told)
 
     def begins_late(self, who: Process) -> bool:
         """Returns True if a starting process must look for a snapshot although the log still has its beginning."""

@@ -272,10 +272,12 @@ class LostTail(NamedTuple):
 
 class Refusal(NamedTuple):
     """Says that the owner of a claim was told that its position is beyond the end, or that the partition has lost what
-    it had read. What was written since has at least this leader epoch."""
+    it had read. What was written since is of a later life of the topic, or of this one and at least this leader epoch,
+    as epochs begin anew with each life."""
 
     ms: float
     leader_epoch: int
+    life: int
 
 
 class Heard(NamedTuple):

@@ -362,7 +362,9 @@ def s29_truncated(history: History) -> Iterator[Violation]:
             if any((d.client, tail) in read for tail in later):
                 text = f"client {d.client} delivers {d.key} {d.offset}, and has read of it what is lost"
                 yield Violation("S29", d.begin_ms, epoch, text)
-            elif told is not None and d.gate_ms > told.ms and d.leader_epoch >= told.leader_epoch:
+            elif (
+                told is not None and d.gate_ms > told.ms and (d.life, d.leader_epoch) >= (told.life, told.leader_epoch)
+            ):
                 text = f"client {d.client} delivers {d.key} {d.offset}, and was told that its position is lost"
                 yield Violation("S29", d.begin_ms, epoch, text)
             read |= {(d.client, tail) for tail in tails if tail not in later and d.offset >= tail.end}

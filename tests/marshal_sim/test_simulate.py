@@ -687,11 +687,11 @@ def test_what_is_taken_for_a_message_of_the_new_topic_is_found() -> None:
 def test_what_takes_the_place_of_lost_messages_is_found() -> None:
     """S29: a partition loses what it had from 4 on, at 10, and is written on in the leader epoch 1."""
 
-    def delivered(*offsets: int, told_ms: float = -1) -> set[str]:
+    def delivered(*offsets: int, told_ms: float = -1, life: int = 0) -> set[str]:
         built = EvidenceBuilder()
         built.evidence.lost["t", 0] = [LostTail(10, 4, 1, "")]
         if told_ms >= 0:
-            built.evidence.refusals[0, "billing", built.epoch] = Refusal(told_ms, 1)
+            built.evidence.refusals[0, "billing", built.epoch] = Refusal(told_ms, 1, life)
         for number, offset in enumerate(offsets):
             built.deliver(offset, 10.2 + number / 10, 10.25 + number / 10)
             built.evidence.deliveries[-1].leader_epoch = int(number == len(offsets) - 1)
@@ -700,6 +700,7 @@ def test_what_takes_the_place_of_lost_messages_is_found() -> None:
     assert delivered(0, 1, 2, 3, 4) == delivered(0, 1, 2, 3, 4, told_ms=11) == set()
     assert delivered(0, 1, 2, 3, 4, 5) == {"S29"}, "4 was read, and is lost"
     assert delivered(0, 1, 2, 3, 4, told_ms=10.5) == {"S29"}, "it goes on although it knows"
+    assert delivered(0, 1, 2, 3, 4, told_ms=10.5, life=1) == set(), "it was told of a topic that was created again"
 
 
 def test_a_query_has_no_limit_of_deliveries() -> None:
