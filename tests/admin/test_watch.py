@@ -25,6 +25,7 @@ from marshal_py.protocol.wire.records import (
     Leave,
     MessageRange,
     Note,
+    SeekingPartition,
     Topology,
 )
 from marshal_py.transport.clock import SystemClock
@@ -463,6 +464,19 @@ def test_consumers_that_an_error_ended_count_as_deaths(
         checks = watch.judgement("billing").deaths
     assert [(one.name, one.found) for one in checks] == ([(name, f"'billing': {found}")] if name else [])
     assert all(one.advice.endswith("--kind died --kind evicted --kind left") for one in checks)
+
+
+def test_what_holds_up_a_position_is_told_until_somebody_moves_it(scene: Scene) -> None:
+    """Else the advice to skip that message would skip those between the position and it."""
+    session, (epoch,) = scene.own("billing", "billing-1", "orders", 1)
+    scene.write(Note(session, "held_up", "orders", 0, 5, -1, "the message has held it up for 60 s"), "billing")
+    scene.watch.refresh()
+    (check,) = scene.watch.judgement("billing").held_up
+    assert "orders:0 is held up at 5: the message has held it up" in check.found
+    assert check.advice.endswith("to skip it: marshal set-position billing orders:0 --to 6")
+    scene.write(SeekingPartition(session, epoch, 1), "billing")
+    scene.watch.refresh()
+    assert scene.watch.judgement("billing").held_up == ()
 
 
 @pytest.mark.parametrize("old_ms", [0, 61_000])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -225,6 +225,20 @@ STANDS_MS: Final = 30_000  # a position that stays so long, though later message
 POISON_DELIVERIES: Final = 5  # of the message at a position, as consumers count
 
 
+class _HeldUp(NamedTuple):
+    """What an owner has noted: the message at offset `at` holds up the position. `offset`: of the record."""
+
+    at: int
+    text: str
+    session: int
+    offset: int
+    said_ms: int
+
+    def is_so(self, partition: Partition) -> bool:
+        """Returns whether the same claim goes on, so that nobody has moved the position, and it has not passed on."""
+        return self.session == partition.owner and self.offset > partition.epoch and partition.position <= self.at
+
+
 class Looking:
     """Collects what the records tell, while its owner reads them by an observer."""
 
@@ -234,7 +248,7 @@ class Looking:
         self._observer = observer
         self._pauses: dict[str, PauseHistory] = {}
         self._lost: dict[str, dict[tuple[TopicPartition, int, int], int]] = {}  # by group and offsets: when
-        self._held_up: dict[tuple[str, TopicPartition], tuple[Note, int]] = {}  # the newest, with its timestamp
+        self._held_up: dict[tuple[str, TopicPartition], _HeldUp] = {}  # the newest
         self._recent: tuple[int, dict[int, int]] = NONE, {}  # UNOWNED_MS before a time logs began at these offsets
         self._first_ms: dict[int, int] = {}  # by log: timestamp of the first record that was read
         self._died: dict[str, dict[int, tuple[int, str]]] = {}  # by group and session: when, and the error's class
@@ -252,7 +266,9 @@ class Looking:
             self._pauses.setdefault(verdict.group, PauseHistory(verdict.group)).read(verdict)
         if verdict.accepted and isinstance(noted, Note) and noted.kind == "held_up":
             tp = TopicPartition(noted.topic, noted.partition)
-            self._held_up[verdict.group, tp] = noted, record.timestamp_ms
+            self._held_up[verdict.group, tp] = _HeldUp(
+                noted.from_, noted.text, noted.session, record.offset, record.timestamp_ms
+            )
         lost = None
         if verdict.accepted and isinstance(noted, Note) and noted.kind == "offset_lost":
             lost = TopicPartition(noted.topic, noted.partition), noted.from_, noted.to
@@ -301,12 +317,12 @@ class Looking:
         found = {}
         stands, since = self.pace.stands(group), self.pace.since(group)
         for tp, partition in sorted(group.partitions.items()):
-            noted, said_ms = self._held_up.get((group.name, tp), (None, 0))
+            said = self._held_up.get((group.name, tp))
             stood_ms = now_ms - stands.get(tp, now_ms)
             stays = stood_ms >= STANDS_MS and now_ms - since.get(tp, now_ms) < HANGS_MS
-            if noted is not None and noted.session == partition.owner and partition.position <= noted.from_:
-                at = noted.from_
-                text = f"{tp} is held up at {at}: {noted.text} (said {max(0, now_ms - said_ms) // 1000} s ago)"
+            if said is not None and said.is_so(partition):
+                at = said.at
+                text = f"{tp} is held up at {at}: {said.text} (said {max(0, now_ms - said.said_ms) // 1000} s ago)"
             elif partition.attempts >= POISON_DELIVERIES or (partition.owner != NONE and stays):
                 at = partition.position
                 text = f"{tp} is held up at {at}"
@@ -316,8 +332,7 @@ class Looking:
             else:
                 continue
             look = f"marshal get {tp.topic} --partition {tp.partition} --offset {at}"
-            skip = f"; to skip it: marshal set-position {group.name} {tp} --to {at + 1}"
-            found[tp] = text, f"to see it: {look}{skip if partition.position == at else ''}"
+            found[tp] = text, f"to see it: {look}; to skip it: marshal set-position {group.name} {tp} --to {at + 1}"
         return found
 
     def facts(
