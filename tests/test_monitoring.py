@@ -20,6 +20,7 @@ from marshal_py.admin.watch import Watch
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import (
     DIED,
+    FAILED,
     ClaimingPartition,
     Evict,
     Heartbeat,
@@ -224,11 +225,12 @@ def test_a_group_that_nobody_consumes(scene: Scene) -> None:
     assert scene.look() == {"MarshalNobodyConsumes"}
 
 
-def test_a_crash_loop(scene: Scene) -> None:
+@pytest.mark.parametrize("reason", [f"{DIED}: signal 9", f"{FAILED}ValueError"])
+def test_a_crash_loop(scene: Scene, reason: str) -> None:
     scene.look()
     for number in range(4):
         if number % 2:
-            scene.write(Leave(scene.session, f"{DIED}: signal 9"), "billing")
+            scene.write(Leave(scene.session, reason), "billing")
         else:
             scene.write(Evict(scene.session, scene.extended, 4_000), "billing")
         scene.session = scene.join("billing", f"copy-{number}", "orders")

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from marshal_py.admin.views.diagnosis import EXIT_CODES
 from marshal_py.admin.views.group_info import GroupHealth, MemberInfo, PartitionHealth
-from marshal_py.admin.views.health import GAPS_S, Tally
+from marshal_py.admin.views.health import DEATHS, GAPS_S, Tally
 from marshal_py.protocol.member.advisory import ALARMING, LOCAL
 
 SETTLED_MS: Final = 10_000  # after a move a partition's lag says how the move went, and not how many consumers it needs
@@ -170,6 +170,12 @@ OWN: Final = Dialect(
         Family("marshal_group_dead_letters", "Messages given up.", lambda s: s.health.dead_letters, "counter"),
         Family(
             "marshal_group_advisories", "Advisories at which somebody should look, by kind.", _advisories, "counter"
+        ),
+        Family(
+            "marshal_group_deaths",
+            "Sessions that a witness, silence or an error of the program ended.",
+            lambda s: _by("kind", {kind: s.tally.deaths[kind] for kind in DEATHS}),
+            "counter",
         ),
         Family(
             "marshal_group_failover_seconds", "How long nobody worked on a partition that moved.", _gaps, "histogram"

@@ -34,12 +34,23 @@ from marshal_py.protocol.wire.records import (
     Heartbeat,
     Leave,
     Note,
+    Record,
     died,
     failure,
 )
 
 MOVES: Final = frozenset({"claimed", "released", "lost", "parked"})  # advisories of a claim that begins or ends
+DEATHS: Final = ("died", "evicted", "failed")  # by its witness's word, by silence, by an error of the program
 GAPS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # upper bounds of the histogram of gaps
+
+
+def _death(record: Record | None) -> str:
+    """Returns which of DEATHS an accepted record tells, "" for none."""
+    if isinstance(record, Evict):
+        return "evicted"
+    if isinstance(record, Leave):
+        return "died" if died(record) else "failed" if failure(record) else ""
+    return ""
 
 
 class DataFacts(Struct):
@@ -58,8 +69,9 @@ class DataFacts(Struct):
 class Tally:
     """Counts what the records of one group tell.
 
-    - `advisories`: by kind. `redelivered`: deliveries of messages after their first, as far as the log says so: what
-      handlers of an owner had when the next one took over, and what was given back at a position. So at least so many.
+    - `advisories`, `deaths`: by kind. `redelivered`: deliveries of messages after their first, as far as the log says:
+      what handlers of an owner had when the next one took over, and what was given back at a position. So at least so
+      many.
     - `moved_ms`: when a claim began or ended last, by topic and partition.
     - `gaps`: how many partitions had nobody who worked on them for how long, until another session claimed them, by
       bucket of GAPS_S and one beyond; `gaps_s`: in all. From the last sign of life of a session that was evicted, else
@@ -68,6 +80,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.advisories: Counter[str] = Counter()
+        self.deaths: Counter[str] = Counter()
         self.redelivered: int = 0
         self.gaps: list[int] = [0] * (len(GAPS_S) + 1)
         self.gaps_s: float = 0.0
@@ -87,6 +100,8 @@ class Tally:
             return
         if isinstance(record, ClaimingPartition) and verdict.accepted and group.mode == AT_LEAST_ONCE:
             self._taken_over(group.claims[verdict.offset])
+        if verdict.accepted and (death := _death(record)):
+            self.deaths[death] += 1
         silent_ms = record.waited_ms if isinstance(record, Evict) else 0
         for one in advisories:
             self.advisories[one.kind] += 1
@@ -276,10 +291,9 @@ class Looking:
             lost = TopicPartition(noted.topic, noted.partition), span.start, span.to
         if lost is not None:
             self._lost.setdefault(verdict.group, {})[lost] = record.timestamp_ms
-        if verdict.accepted and isinstance(noted, Evict | Leave):
+        if verdict.accepted and isinstance(noted, Evict | Leave) and _death(noted):
             error = failure(noted) if isinstance(noted, Leave) else ""
-            if error or isinstance(noted, Evict) or died(noted):
-                self._died.setdefault(verdict.group, {})[noted.session] = record.timestamp_ms, error
+            self._died.setdefault(verdict.group, {})[noted.session] = record.timestamp_ms, error
 
     def forget(self, names: Collection[str]) -> None:
         """Forgets all groups but these."""
