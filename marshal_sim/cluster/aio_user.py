@@ -14,17 +14,12 @@ from typing import Any, Final, TypeVar
 from marshal_py.client.async_consumer import AsyncConsumer
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.consuming import AsyncConsumeContext
-from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
-from marshal_py.client.membership import Ending
 from marshal_py.client.messages.message import Message, claim_of
 from marshal_py.errors import ConcurrentUse, ConsumerClosed, MarshalError
 from marshal_sim.cluster.calls import DOUBLE_ACKS, HANDLES, HandlerCall, OtherCalls
-from marshal_sim.cluster.environment import ClientEnvironment
 from marshal_sim.cluster.event_loops import SimulatedEventLoop, VirtualLoop
 from marshal_sim.cluster.faults import spread
-from marshal_sim.cluster.front import Front
-from marshal_sim.cluster.process import Process
 from marshal_sim.cluster.source import SimulatedSource
 from marshal_sim.cluster.user import BATCH_MAX, User
 from marshal_sim.judge.evidence import Delivery, Drain
@@ -40,36 +35,73 @@ T = TypeVar("T")
 AnyMessage = Message[Any, Any]
 
 
+class AsyncCalls(OtherCalls):
+    """Makes the calls of one AsyncConsumer's user that do not receive: each that waits in a task of its own."""
+
+    _user: AsyncUser
+
+    def _cancel(self) -> None:
+        self._user.cancel()
+
+    def ack(self, message: AnyMessage, delivery: Delivery) -> None:
+        """Acks a message; in some cases by a call that waits for the log, in a task."""
+        if self._environment.rng.random() < DOUBLE_ACKS:
+            delivery.ack_was_late()  # until the task runs
+            self._user.begin_task(lambda: self._double_ack(message, delivery))
+        elif not (message.ack() if delivery.offset % HANDLES else self._user.consumer.complete(message.handle())):
+            delivery.ack_was_late()
+
+    async def _double_ack(self, message: AnyMessage, delivery: Delivery) -> None:
+        timeout_s = self._timeout_s()
+
+        async def call() -> None:
+            if not claim_of(message).sealed:
+                delivery.ack_ms = self._environment.now_ms
+            await self._user.consumer.double_ack(message, timeout_s)
+
+        await self._confirm_by(call, delivery)
+
+    def _flush(self) -> None:
+        beside = not self._queue.at_most_once and self._environment.rng.random() < BESIDE
+        self._user.begin_task(self._user.fetch_beside if beside else self.flush)
+
+    async def flush(self) -> None:
+        """Flushes, or tries to while another task is in a call."""
+        timeout_s = self._timeout_s()
+        await self._confirm_by(lambda: self._user.consumer.flush(timeout_s), None)
+
+    async def _confirm_by(self, call: Callable[[], Awaitable[object]], of: Delivery | None) -> None:
+        since_ms, error = self._environment.now_ms, None
+        try:
+            await self._user.again(call)
+        except (ConcurrentUse, ConsumerClosed):
+            return
+        except MarshalError as failed:
+            error = failed
+        self._confirmed(since_ms, error, of)
+
+
 class AsyncUser(User):
     """Receives from one AsyncConsumer, until that ends."""
 
-    def __init__(
-        self,
-        environment: ClientEnvironment,
-        process: Process,
-        driver: ConsumerDriver,
-        ending: Ending,
-        front: Front,
-        concurrency: int,
-    ) -> None:
-        assert isinstance(driver.queue, DeliveryQueue)
-        source = driver.source
+    def _other_calls(self, driver: ConsumerDriver) -> OtherCalls:
+        return AsyncCalls(self, driver, self._ending)
+
+    def _choose(self, driver: ConsumerDriver) -> None:
+        source, rng = driver.source, self.environment.rng
         assert isinstance(source, SimulatedSource)
-        loop = self._loop = VirtualLoop(environment, process, driver.context)
-        shared = loop.call(lambda: SimulatedEventLoop(loop, process, driver.context, source))
+        loop = self._loop = VirtualLoop(self.environment, self.process, driver.context)
+        shared = loop.call(lambda: SimulatedEventLoop(loop, self.process, driver.context, source))
         self._receiver = shared.receiver
-        self.consumer: AsyncConsumer[Any, Any] = AsyncConsumer(Consumer(driver.context, driver, {}, ending), shared)
-        super().__init__(environment, process, driver, ending, front, concurrency)
-        self.way = AIO_WAYS[int(environment.rng.random() * len(AIO_WAYS))]
-        self._messages_max = 1 + int(environment.rng.random() * BATCH_MAX)
-        self._one_at_least = environment.rng.random() < 0.5
+        consumer = Consumer[Any, Any](driver.context, driver, {}, self._ending)
+        self.consumer: AsyncConsumer[Any, Any] = AsyncConsumer(consumer, shared)
+        self.way = AIO_WAYS[int(rng.random() * len(AIO_WAYS))]
+        self._messages_max = 1 + int(rng.random() * BATCH_MAX)
+        self._one_at_least = rng.random() < 0.5
         self._waiters: list[tuple[asyncio.Future[None], Callable[[], bool]]] = []
         self._handled: AsyncConsumeContext[Any, Any] | None = None  # the newest with a handler
         self._in_handler = False  # of that
         self._others_fetch = 0  # tasks beside the one that receives
-
-    def _other_calls(self, driver: ConsumerDriver) -> OtherCalls:
-        return AsyncCalls(self.environment, self.process, driver, self._ending, self.front, self)
 
     def end_tasks(self) -> None:
         self._loop.end()
@@ -306,63 +338,3 @@ class AsyncUser(User):
         finally:
             self._others_fetch -= 1
             self.go_on()
-
-
-class AsyncCalls(OtherCalls):
-    """Makes the calls of one AsyncConsumer's user that do not receive: each that waits in a task of its own."""
-
-    def __init__(
-        self,
-        environment: ClientEnvironment,
-        process: Process,
-        driver: ConsumerDriver,
-        ending: Ending,
-        front: Front,
-        user: AsyncUser,
-    ) -> None:
-        assert isinstance(driver.queue, DeliveryQueue)
-        delivery = driver.queue.delivery
-        confirm, handle_of = delivery.confirm, delivery.handle_of
-        super().__init__(environment, process, driver, ending, front)
-        delivery.confirm, delivery.handle_of = confirm, handle_of
-        self._user = user
-
-    def _cancel(self) -> None:
-        self._user.cancel()
-
-    def ack(self, message: AnyMessage, delivery: Delivery) -> None:
-        """Acks a message; in some cases by a call that waits for the log, in a task."""
-        if self._environment.rng.random() < DOUBLE_ACKS:
-            delivery.ack_was_late()  # until the task runs
-            self._user.begin_task(lambda: self._double_ack(message, delivery))
-        elif not (message.ack() if delivery.offset % HANDLES else self._user.consumer.complete(message.handle())):
-            delivery.ack_was_late()
-
-    async def _double_ack(self, message: AnyMessage, delivery: Delivery) -> None:
-        timeout_s = self._timeout_s()
-
-        async def call() -> None:
-            if not claim_of(message).sealed:
-                delivery.ack_ms = self._environment.now_ms
-            await self._user.consumer.double_ack(message, timeout_s)
-
-        await self._confirm_by(call, delivery)
-
-    def _flush(self) -> None:
-        beside = not self._queue.at_most_once and self._environment.rng.random() < BESIDE
-        self._user.begin_task(self._user.fetch_beside if beside else self.flush)
-
-    async def flush(self) -> None:
-        """Flushes, or tries to while another task is in a call."""
-        timeout_s = self._timeout_s()
-        await self._confirm_by(lambda: self._user.consumer.flush(timeout_s), None)
-
-    async def _confirm_by(self, call: Callable[[], Awaitable[object]], of: Delivery | None) -> None:
-        since_ms, error = self._environment.now_ms, None
-        try:
-            await self._user.again(call)
-        except (ConcurrentUse, ConsumerClosed):
-            return
-        except MarshalError as failed:
-            error = failed
-        self._confirmed(since_ms, error, of)

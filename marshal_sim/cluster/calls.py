@@ -9,7 +9,7 @@ he has paused, and makes none but `in_progress` from then on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from marshal_py.client import receiving
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
@@ -54,15 +54,22 @@ class Together:
         self.left: int = 0
 
 
+class Caller(Protocol):
+    """Declares what the calls need of the user who makes them."""
+
+    environment: ClientEnvironment
+    process: Process
+    front: Front
+
+
 class OtherCalls:
     """Makes the calls of one user that do not receive, one after the other."""
 
-    def __init__(
-        self, environment: ClientEnvironment, process: Process, driver: ConsumerDriver, ending: Ending, front: Front
-    ) -> None:
+    def __init__(self, user: Caller, driver: ConsumerDriver, ending: Ending) -> None:
         assert isinstance(driver.queue, DeliveryQueue)
-        self._environment, self._process, self._driver = environment, process, driver
-        self._ending, self._front, self._queue = ending, front, driver.queue
+        self._user = user
+        self._environment, self._process, self._front = user.environment, user.process, user.front
+        self._driver, self._ending, self._queue = driver, ending, driver.queue
         self._member, self._interval_ms = driver.member, driver.member.options.interval_ms
         self._confirmations = Confirmations(driver.context, driver, driver.queue.delivery.lost_acks)
         self._running: Mapping[int, HandlerCall] = {}

@@ -85,13 +85,18 @@ class User:
             self._others = self._other_calls(driver)
         self._acks_each: bool = not environment.calls or rng.random() < 0.5  # in at-most-once mode, too
         self._handling: Handling | None = None  # the present `process`
-        if environment.lanes and not self._at_most_once and rng.random() < PROCESSES:
-            self.way = "process"
-            self._settings = draw_settings(environment, process.number, driver)
-            self._membership = Membership(driver.context, driver, {}, ending)
+        self._choose(driver)
 
     def _other_calls(self, driver: ConsumerDriver) -> OtherCalls:
-        return OtherCalls(self.environment, self.process, driver, self._ending, self.front)
+        return OtherCalls(self, driver, self._ending)
+
+    def _choose(self, driver: ConsumerDriver) -> None:
+        """Chooses how to receive, where this differs from user to user."""
+        environment = self.environment
+        if environment.lanes and not self._at_most_once and environment.rng.random() < PROCESSES:
+            self.way = "process"
+            self._settings = draw_settings(environment, self.process.number, driver)
+            self._membership = Membership(driver.context, driver, {}, self._ending)
 
     # --- receiving
 
