@@ -312,6 +312,8 @@ class AsyncConsumer(Generic[K_co, V_co]):
         iterating = Iterating(reader)
         consumer, call = self._consumer, Call(demand.verb)
         boot_ns = consumer._context.clock.boot_ns
+        if self._running is not None and not self._running.left():
+            await asyncio.sleep(0)  # asyncio holds what has cancelled this task, and so the loop that this has left
         try:
             self._enter(call)
             if consumer._iterating is not None:

@@ -523,6 +523,8 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
 
     async def _receive(self, reader: Reader) -> AsyncGenerator[Any, None]:
         """Yields messages; the iterators over those that come together if its handler takes them whole."""
+        if self._reading() is not None:
+            await asyncio.sleep(0)  # as in AsyncConsumer
         if self._begin(reader):
             with self._receiving(reader):
                 async with aclosing(self._runs(self._demand, reader)) as runs:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import signal
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -708,6 +709,36 @@ def test_a_cancelled_handler_keeps_its_message_until_the_consumer_stops(memory: 
                     await task
             async with marshal.consumer(group, [topic], **OPTIONS) as consumer:
                 assert await collect(consumer, 1) == [(0, 1)]
+
+    run(main())
+
+
+@pytest.mark.parametrize("consumes", [False, True], ids=["iteration", "consume"])
+def test_a_task_that_is_cancelled_in_a_loop_may_begin_another_one(memory: MemoryTestCluster, consumes: bool) -> None:
+    """It catches that outside of the function that has the iterator, which asyncio holds until the task waits."""
+    topic, offsets = memory.topic(), list[int]()
+    memory.fill(topic, 0, 2)
+
+    async def receive(received: AsyncIterable[Any]) -> None:
+        messages = aiter(received)
+        while len(offsets) < 2:
+            offsets.append((await anext(messages)).offset)
+            await asyncio.sleep(DEADLINE_S if len(offsets) == 1 else 0)
+
+    async def main() -> None:
+        async with aio.connect(memory.target) as marshal, marshal.consumer("g", [topic], **OPTIONS) as consumer:
+            received = consumer.consume() if consumes else consumer
+
+            async def program() -> None:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await receive(received)
+                await receive(received)
+
+            task = asyncio.create_task(program())
+            await turn_until(lambda: offsets == [0], "it works")
+            task.cancel()
+            await task
+        assert offsets == [0, 1]
 
     run(main())
 
