@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from inspect import Parameter, Signature, get_annotations
+from shlex import quote
 from typing import Any, ClassVar, Final, dataclass_transform
 
 CLAIMED_SHOWN: Final = 10  # partitions in the text of ClaimLost
@@ -471,7 +472,7 @@ class AdminBusy(PeerError):
         left = f", about {self.left_s:.0f} s left" if self.left_s >= 0 else ""
         who = f"another run of yours, {self.by}" if self.own else self.by or "an unnamed admin"
         which, signs = "" if self.own else f" --token {self.token}", " --sign-with FILE" if self.signed else ""
-        end = f"end it (marshal resume {self.group}{which}{signs})"
+        end = f"end it (marshal resume {quote(self.group)}{which}{signs})"
         if not self.takes:
             ways = f"wait, or {end}"
         elif self.own:
@@ -756,10 +757,10 @@ class AccessDenied(ClusterError):
     def sentence(self) -> str:
         cluster = self.kind == "cluster"
         what = self.kind if cluster else f"{self.kind} {self.name!r}"
-        where = "--cluster" if cluster else f"--{self.kind} {self.name}"
+        where = "--cluster" if cluster else f"--{self.kind} {quote(self.name)}"
         return (
             f"{self.principal} may not {self.operation} {what}: kafka-acls.sh --add --allow-principal "
-            f"{self.principal} --operation {self.operation} {where}"
+            f"{quote(self.principal)} --operation {self.operation} {where}"
         )
 
 
@@ -813,28 +814,28 @@ class PartitionParked(ClusterError):
     def sentence(self) -> str:
         where, detail = f"{self.topic}:{self.partition}", f" ({self.detail})" if self.detail else ""
         return PARKED.get(self.reason, PARKED_OTHERWISE).format(
-            group=self.group, topic=self.topic, where=where, detail=detail, reason=self.reason
+            group=self.group, name=quote(self.group), topic=self.topic, where=where, detail=detail, reason=self.reason
         )
 
 
 PARKED: Final = {
     RECREATED: "topic {topic!r} was deleted and created again{detail}, so nobody consumes {where}: the positions "
-    "of group {group!r} belong to the old topic; `marshal set-position {group} {topic} --to earliest` continues with "
+    "of group {group!r} belong to the old topic; `marshal set-position {name} {topic} --to earliest` continues with "
     "the new one",
     BEYOND_END: "the position of group {group!r} in {where} is beyond the end of the partition{detail}: records were "
     "lost, or the topic was created again. Nobody consumes the partition, even once it has grown past the position: "
-    "look at its records, then `marshal set-position {group} {where} --to latest` (or earliest, an offset, a time) "
+    "look at its records, then `marshal set-position {name} {where} --to latest` (or earliest, an offset, a time) "
     "continues",
     TRUNCATED: "{where} lost records that group {group!r} had read{detail}, as in an unclean leader election; other "
-    "records may be at their offsets. Nobody consumes it: look at its records, then `marshal set-position {group} "
+    "records may be at their offsets. Nobody consumes it: look at its records, then `marshal set-position {name} "
     "{where} --to POSITION` continues",
     UNREADABLE: "no consumer of group {group!r} can read {where}{detail}, so nobody consumes it: check the rights "
-    "(`marshal doctor {group} --as consumer`) and the broker's log, then `marshal set-position {group} {where} "
+    "(`marshal doctor {name} --as consumer`) and the broker's log, then `marshal set-position {name} {where} "
     "--shift-by 0` continues at the same position (what was finished above it comes again)",
 }
 PARKED_OTHERWISE: Final = (
-    "{where} is parked ({reason}), so nobody consumes it: `marshal explain {group} {where}` shows why, `marshal "
-    "set-position {group} {where} --to POSITION` continues"
+    "{where} is parked ({reason}), so nobody consumes it: `marshal explain {name} {where}` shows why, `marshal "
+    "set-position {name} {where} --to POSITION` continues"
 )
 
 
@@ -978,7 +979,10 @@ class Diverged(CoordinationError):
     _TEXT = """group {group!r}: this process's state of coordination partition {log} is wrong from offset {offset} on
     ({held:016x}, not {again:016x}): {reason}; the consumer has stopped; keep `marshal log dump` for a bug report,
     then restart the process"""
-    _IF: ClassVar = {"evidence": _TEXT + "; its state is saved: `marshal explain {group} --state {evidence}`"}
+
+    def sentence(self) -> str:
+        look = f"marshal explain {quote(self.group)} --state {quote(self.evidence)}"
+        return super().sentence() + (f"; its state is saved: `{look}`" if self.evidence else "")
 
     def keep(self, path: str) -> None:
         """Notes the file in which the state was saved."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from shlex import quote
 from typing import Any, Final, NamedTuple
 
 from marshal_py.admin.views import diagnosis
@@ -68,8 +69,8 @@ def grant(right: Right, principal: str, servers: str) -> str:
     """Returns the shell command that gives the right to `principal`. `servers`: the bootstrap servers."""
     operations = " ".join(f"--operation {operation}" for operation in right.operations)
     return (
-        f"kafka-acls.sh --bootstrap-server {servers} --add --allow-principal {principal} {operations} "
-        f"--{right.kind} {right.name}"
+        f"kafka-acls.sh --bootstrap-server {servers} --add --allow-principal {quote(principal)} {operations} "
+        f"--{right.kind} {quote(right.name)}"
     )
 
 

@@ -51,9 +51,9 @@ def test_a_move_and_a_question_about_a_deleted_group_say_that_it_is_deleted(desk
     ):
         answer = desk.run(*command)
         assert answer.exit_code != 0, command
-        assert f"group '{GROUP}' is deleted" in answer.stderr, (command, answer.output)
+        assert f"group {GROUP!r} is deleted" in answer.stderr, (command, answer.output)
     before = answer.stderr.rpartition("--at ")[2].split()[0]
-    assert f"{TOPIC}:0 of group '{GROUP}'" in desk.run("explain", GROUP, f"{TOPIC}:0", "--at", before).stdout
+    assert f"{TOPIC}:0 of group {GROUP!r}" in desk.run("explain", GROUP, f"{TOPIC}:0", "--at", before).stdout
 
 
 def test_a_creation_says_what_would_be_created(desk: Desk) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import msgspec
@@ -40,7 +41,7 @@ from tests.cli.shell import Shell
 from tests.support import wire
 from tests.support.written_log import WrittenLog
 
-GROUP, TOPIC = "billing", "orders"
+GROUP, TOPIC = "billing $1 'eu'", "orders"
 VIEWS = ("state", "lag", "doctor", "waiting_for", "metrics", "advisories")
 NO_PROCESS = "<no process of the group is there>"
 ENDED = "<its consumers have ended with GroupDeleted>"
@@ -168,7 +169,7 @@ def absent(cluster: MemoryCluster) -> Iterator[Scene]:
 @contextmanager
 def unlisted(cluster: MemoryCluster) -> Iterator[Scene]:
     _create(cluster, members=["a", "b"])
-    consumer = _consumer(cluster, member="A")
+    consumer = _consumer(cluster, member="A 1")
     cluster.advance(5)
     yield Scene(cluster, consumer)
 
@@ -265,7 +266,7 @@ SCENES: dict[str, tuple[Callable[[MemoryCluster], AbstractContextManager[Scene]]
     ),
     "unlisted": (
         unlisted,
-        ("'one' gets no partition: member 'A' is not in the group's list",) * 4 + ("unlisted", "unserved"),
+        ("'one' gets no partition: member 'A 1' is not in the group's list",) * 4 + ("unlisted", "unserved"),
     ),
     "hangs": (hangs, (f"no message of {TOPIC}",) * 4 + ("hangs", "<after the handler timeout: handler_stuck>")),
     "unowned": (
@@ -440,7 +441,7 @@ def test_a_message_that_is_never_finished_holds_up_its_position(
                 assert "held up" not in found
         times = ": that message was delivered" if answer == "nak" else ""
         assert re.search(rf"{TOPIC}:0 is held up at 0 for [34]\d s, and later messages are finished{times}", found)
-        assert f"marshal set-position {GROUP} {TOPIC}:0 --to 1" in found
+        assert f"marshal set-position {quote(GROUP)} {TOPIC}:0 --to 1" in found
         (row,) = cluster.connect("admin").group(GROUP).set_position(f"{TOPIC}:0", to=1, dry_run=True).rows
         assert (row.skipped, row.repeated) == (1, 39), "what is finished above it comes again"
 
@@ -465,7 +466,7 @@ def test_a_message_that_comes_again_is_not_said_to_hang(
             rf"{TOPIC}:0 (?:at offset 0 was|is held up at 0: that message was) delivered \d+ times", found
         )
         assert len(again) == 1, found
-        assert "--kind poison_message" in found or f"marshal set-position {GROUP} {TOPIC}:0 --to 1" in found
+        assert "--kind poison_message" in found or f"marshal set-position {quote(GROUP)} {TOPIC}:0 --to 1" in found
         assert "restart" not in found, found
         assert "step-down" not in found, found
 
@@ -491,6 +492,13 @@ def test_a_message_that_ends_its_owners_is_named_with_the_way_past_it(
         assert f"marshal get {TOPIC} --partition 0 --offset 0; to skip it: marshal set-position" in found
 
 
+def assert_commands_are_quoted(text: str) -> None:
+    """Each command that names the group can be pasted into a shell."""
+    commands = re.findall(r"marshal (?:set-position|groups \w+|members \S+|advisories|resume|evict|state) (.*)", text)
+    assert [command for command in commands if not command.startswith(quote(GROUP))] == []
+    assert "--add-member A" not in text, "the member is called 'A 1'"
+
+
 CELLS = [
     (cause, view, SCENES[cause][1][at])
     for cause in SCENES
@@ -510,6 +518,7 @@ def test_the_view_says_why_nobody_consumes(
         with SCENES[cause][0](cluster) as scene:
             found = said(scene, view, monkeypatch)
             assert expected in (found.split() if view in ("metrics", "advisories") else found), found
+            assert_commands_are_quoted(found)
 
 
 def levels(cluster: MemoryCluster, **asked: Any) -> dict[str, str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
+from shlex import quote
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -108,7 +109,7 @@ def _undo_of_step_down(group: Group) -> str:
     policy = OWN_POLICY if group.config is None else group.config.policy or OWN_POLICY
     return (
         f"This lasts until its process is restarted, or the group's settings are written again, as they are: "
-        f"marshal groups update {group.name} --policy {policy}"
+        f"marshal groups update {quote(group.name)} --policy {policy}"
     )
 
 

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from shlex import quote
 from typing import Final, NamedTuple, TypeVar
 
 from msgspec import Struct, field
@@ -270,7 +271,7 @@ class Operation:
         pause, group = self.context.own_pause, self.context.group
         if pause is not None and group is not None:
             until = datetime.fromtimestamp(pause.expires_ms / 1000, UTC).isoformat(timespec="seconds")
-            command = f"marshal resume {group.name}{' --sign-with FILE' if group.keys else ''}"
+            command = f"marshal resume {quote(group.name)}{' --sign-with FILE' if group.keys else ''}"
             error = AdminFailed(group.name, AdminFailed.STILL_PAUSED, str(error), command, until)
         self.end(error)
 

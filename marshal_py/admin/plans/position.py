@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from shlex import quote
 from typing import Final, NamedTuple
 
 from marshal_py.admin.plans.operation import BY_BYTES_MAX, USUAL, GroupContext, Operation, OperationRunner, Terms
@@ -227,7 +228,7 @@ class PositionPlan(Operation):
 
     def command(self) -> str:
         """Returns the command that shows later what became of the move."""
-        return f"marshal explain {self.context.name} {self.tps[0]}"
+        return f"marshal explain {quote(self.context.name)} {self.tps[0]}"
 
 
 def _state(group: Group, tp: TopicPartition) -> tuple[int, int]:
@@ -337,8 +338,8 @@ class PositionResolver:
             if any(tp.topic == topic and tp.partition >= info.partitions for tp in self.tps):
                 raise GroupMissing(
                     runner.context.name,
-                    f"knows more partitions of {topic!r} than the {info.partitions} "
-                    f"that Kafka has: marshal groups update {runner.context.name} --shrink {topic}={info.partitions}",
+                    f"knows more partitions of {topic!r} than the {info.partitions} that Kafka has: marshal groups "
+                    f"update {quote(runner.context.name)} --shrink {topic}={info.partitions}",
                 )
         if target.of_the_past:
             # A shift starts from a position of the topic that is gone, and committed offsets are such positions.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from shlex import quote
 from typing import Any, Final, NamedTuple
 
 from marshal_py.admin.views.group_info import Check, GroupCheck, GroupHealth, Level, PartitionHealth
@@ -289,7 +290,7 @@ def of_deaths(group: Group, deaths: Sequence[str], causes: Sequence[Standstill])
     that none is left. `deaths`: of the last minute; of each the class of the program's error, or ""."""
     count, errors = len(deaths), Counter(filter(None, deaths))
     advice = "why, their own logs say; who and when: "
-    advice += f"marshal advisories {group.name} --kind died --kind evicted{' --kind left' if errors else ''}"
+    advice += f"marshal advisories {quote(group.name)} --kind died --kind evicted{' --kind left' if errors else ''}"
     text = f"{group.name!r}: {'a consumer has' if count == 1 else f'{count} consumers have'} died within a minute"
     if errors:
         text += f", {first_of([f'{each} by {error}' for error, each in errors.most_common()], NAMES_MAX)}"
@@ -304,7 +305,7 @@ def of_losses(group: str, losses: Sequence[tuple[TopicPartition, int, int]]) -> 
     if losses:
         words = first_of([f"{tp} offsets {start} to {to - 1}" for tp, start, to in losses], NAMES_MAX)
         text = f"{group!r}: at most these messages were lost within a minute: {words}"
-        yield Check("lost messages", "warn", text, f"for more: marshal explain {group} {losses[0][0]}")
+        yield Check("lost messages", "warn", text, f"for more: marshal explain {quote(group)} {losses[0][0]}")
 
 
 def check(found: GroupHealth, limits: Limits, in_cluster: bool = True) -> GroupCheck:
@@ -366,7 +367,7 @@ def _why_untold(found: GroupHealth, rows: Sequence[PartitionHealth], in_cluster:
 
 def _orphan(group: Group, idle_ms: int) -> Check:
     found = f"{group.name!r}: no consumer and no record for {idle_ms // DAY_MS} days; {len(positions(group))} positions"
-    return Check("orphaned group", "warn", found, f"marshal groups rm {group.name}, if no consumer comes back")
+    return Check("orphaned group", "warn", found, f"marshal groups rm {quote(group.name)}, if no consumer comes back")
 
 
 def _smaller(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:
@@ -378,7 +379,7 @@ def _smaller(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Ch
                 "smaller topic",
                 "warn",
                 f"{group.name!r} knows {known.count} partitions of {topic!r}, Kafka has {count}",
-                f"marshal groups update {group.name} --shrink {topic}={count}",
+                f"marshal groups update {quote(group.name)} --shrink {topic}={count}",
             )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
+from shlex import quote
 from typing import Final, NamedTuple
 
 from msgspec import Struct
@@ -346,7 +347,8 @@ class Looking:
             else:
                 continue
             look = f"marshal get {tp.topic} --partition {tp.partition} --offset {at}"
-            found[tp] = text, f"to see it: {look}; to skip it: marshal set-position {group.name} {tp} --to {at + 1}"
+            skip = f"marshal set-position {quote(group.name)} {tp} --to {at + 1}"
+            found[tp] = text, f"to see it: {look}; to skip it: {skip}"
         return found
 
     def facts(

@@ -8,6 +8,7 @@ advisories and the metrics take their words from here. Pure.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from shlex import quote
 from typing import Final, NamedTuple
 
 from marshal_py.errors import first_of
@@ -100,7 +101,7 @@ NO_FACTS: Final = Facts()
 
 def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
     """Returns each cause for which nobody consumes some partitions of a group, or one of its consumers nothing."""
-    name = group.name
+    name = quote(group.name)
     if group.deleted:
         return [
             Standstill(
@@ -126,7 +127,7 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
     if not group.sessions:
         if facts.lag:
             text = f"no consumer is there, and {facts.lag} messages wait"
-            found.append(Standstill("no_consumer", text, start_one(name)))
+            found.append(Standstill("no_consumer", text, start_one(group.name)))
         return found
     found += _silent(group, facts.silent)
     found += _not_read(group)
@@ -181,7 +182,7 @@ def lasting(group: Group) -> dict[tuple[str, str, tuple[int, ...]], str]:
 def start_one(group: str) -> str:
     """Returns what to do where no consumer is left."""
     kinds = " ".join(f"--kind {kind}" for kind in ("left", "died", "evicted"))
-    return f"start one; why the last ones ended: marshal advisories {group} {kinds} -n 5"
+    return f"start one; why the last ones ended: marshal advisories {quote(group)} {kinds} -n 5"
 
 
 def _forgotten(group: Group) -> list[str]:
@@ -197,7 +198,7 @@ def _gone(group: Group, topic: str) -> Standstill:
         return Standstill("topic_gone", text, f"create it: marshal topics create {topic}", topic)
     kept = sum(tp.topic == topic and tp.partition >= 0 and p.position != NONE for tp, p in group.partitions.items())
     text = f"the group keeps {kept} positions of {topic!r}, which is gone"
-    advice = f"if it comes back empty: marshal set-position {group.name} {topic} --to earliest"
+    advice = f"if it comes back empty: marshal set-position {quote(group.name)} {topic} --to earliest"
     return Standstill("topic_gone", text, advice, topic)
 
 
@@ -232,7 +233,7 @@ def _silent(group: Group, silent: Mapping[int, int]) -> Iterator[Standstill]:
         "silent",
         f"no sign of life of {first_of(words, NAMED_MAX)}",
         f"{causes}; any running consumer of this log evicts them: start one of this group, or: "
-        f"marshal evict {group.name} {min(silent)}",
+        f"marshal evict {quote(group.name)} {min(silent)}",
         sessions=tuple(sorted(silent)),
     )
 
@@ -256,7 +257,7 @@ def _hanging(group: Group, facts: Facts) -> Iterator[Standstill]:
         rows = [group.partitions[TopicPartition(topic, number)] for number in numbers]
         words = [f"of {row.tp} at offset {row.position} was delivered {row.attempts} times" for row in rows]
         text = f"the message {first_of(words, NAMED_MAX)} and not acked: its handler fails, hangs or dies"
-        advice = f"see: marshal advisories {group.name} --kind poison_message"
+        advice = f"see: marshal advisories {quote(group.name)} --kind poison_message"
         yield Standstill("hangs", text, advice, topic, tuple(numbers), (owner,), max(numbers.values()))
     for (owner, topic), numbers in by_owner.items():
         since_ms, client = max(numbers.values()), group.sessions[owner].join.client_id
@@ -267,7 +268,7 @@ def _hanging(group: Group, facts: Facts) -> Iterator[Standstill]:
         else:
             text += f"some wait: {client!r}, which owns them, hangs, asks for none, or has given them back with a delay"
         advice = "restart that process if it hangs; if it is slow, others can take what waits: "
-        advice += f"marshal members step-down {group.name} {client}"
+        advice += f"marshal members step-down {quote(group.name)} {quote(client)}"
         yield Standstill("hangs", text, advice, topic, tuple(numbers), (owner,), since_ms)
 
 
@@ -301,7 +302,7 @@ def _not_read(group: Group) -> Iterator[Standstill]:
         if topic not in read:
             text = f"no consumer of the group reads {topic!r}"
             advice = "start one that names it; to leave it for good, take another group id, and there "
-            advice += f"start='committed:{group.name}'"
+            advice += f"start={f'committed:{group.name}'!r}"
             yield Standstill("not_read", text, advice, topic, tuple(range(known.count)))
 
 
@@ -325,9 +326,9 @@ def _partitioned(group: Group) -> Iterator[Standstill]:
             elif owners[tp] not in present:
                 absent.setdefault((topic, owners[tp]), []).append(number)
     way = (
-        f"marshal groups update {group.name} --map MEMBER=PARTITIONS{ALL_MAPPINGS}"
+        f"marshal groups update {quote(group.name)} --map MEMBER=PARTITIONS{ALL_MAPPINGS}"
         if config.mappings
-        else f"marshal groups update {group.name} --add-member NAME"
+        else f"marshal groups update {quote(group.name)} --add-member NAME"
     )
     if members and not config.mappings:
         way = f"max_members is {config.max_members}: a group with more, or with mappings"
@@ -341,9 +342,9 @@ def _partitioned(group: Group) -> Iterator[Standstill]:
         member = session.join.member
         if member not in members:
             text = f"{session.join.client_id!r} gets no partition: member {member!r} is not in the group's list"
-            change = f"marshal groups update {group.name} --add-member {member}"
+            change = f"marshal groups update {quote(group.name)} --add-member {quote(member)}"
             if config.mappings:
-                change = f"marshal groups update {group.name} --map {member}=PARTITIONS{ALL_MAPPINGS}"
+                change = f"marshal groups update {quote(group.name)} --map {quote(member)}=PARTITIONS{ALL_MAPPINGS}"
             advice = f"correct the name ({first_of(members, NAMED_MAX) or 'the list is empty'}), or: {change}"
             yield Standstill("unlisted", text, advice, sessions=(session.id,))
 
@@ -367,7 +368,7 @@ def _unpinned(group: Group) -> Standstill | None:
     if all(policy.idle(group, session) for session in group.sessions):
         why = f"no consumer is pinned: none has asked for a message for {policy.timeout_ms(group) / 1000:g} s"
         return Standstill("unowned", why, "look at their programs; the first that asks is pinned")
-    way = f"the first in line claims it: marshal state {group.name} --settings"
+    way = f"the first in line claims it: marshal state {quote(group.name)} --settings"
     return Standstill("unowned", "no consumer is pinned", way)
 
 
@@ -385,7 +386,7 @@ def _conditioned(group: Group) -> dict[str, Standstill]:
             served.update(topics)
         for topic in topics:
             waiting.setdefault(topic, []).append(session.join)
-    advice = f"start a consumer without conditions, or: marshal groups update {group.name} --failover 60"
+    advice = f"start a consumer without conditions, or: marshal groups update {quote(group.name)} --failover 60"
     if config.failover_ms:
         advice = (
             f"they take the partitions once no consumer without conditions has asked for messages for "

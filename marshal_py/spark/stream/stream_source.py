@@ -28,6 +28,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -125,8 +126,8 @@ class QueryMember:
                 "true",
                 f"the checkpoint is new, and group {self.planner.group!r} has positions already: what was in open "
                 f"windows is behind them. Restore the checkpoint folder; or take a new group, which reads from start; "
-                f"or move the positions to the earliest with `marshal set-position {self.planner.group} TOPIC --to "
-                f"earliest`; or begin with empty state at the positions: stateful=restart",
+                f"or move the positions to the earliest with `marshal set-position {quote(self.planner.group)} TOPIC "
+                f"--to earliest`; or begin with empty state at the positions: stateful=restart",
             )
         if not self.warned and self.query.resumed():
             logger.warning(
