@@ -27,7 +27,7 @@ from marshal_py.history.advisories import Advisories
 from marshal_py.history.lag import WINDOW_MS, told_lag
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.member.waiting import HANGS_MS, Standstill, standstills
+from marshal_py.protocol.member.waiting import HANGS_MS, Standstill, named, standstills
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Heartbeat
 from marshal_py.transport.ports import TopicInfo
@@ -264,7 +264,9 @@ class Watch:
         self._judge([each for each in live if self._is_due(each[1])], now_ms)
         for log, group in live:
             recreated, judged = find_recreated(group, self.observer.topics), self._judged[group.name]
-            rows = tuple([health.partition_health(group, tp, data, pace, now_ms, recreated) for tp in self._tps(group)])
+            left = set(overview.gone(group, self._data.infos)) - named(group)
+            tps = [tp for tp in self._tps(group) if tp.topic not in left]
+            rows = tuple([health.partition_health(group, tp, data, pace, now_ms, recreated) for tp in tps])
             history = self._looking.pause_history(log, group) if group.paused else None
             pause, signs_ms = overview.pause(group, history, now_ms), self.observer.signs_of(log, group)
             near = tuple(diagnosis.of_retention(group.name, rows))

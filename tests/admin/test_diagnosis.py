@@ -297,6 +297,6 @@ def test_the_positions_counted_are_those_of_the_topic() -> None:
     story.tell(Topology("orders", 1, -1))
     story.tell(Topology("mails", 1, -1))
     token = story.tell(ReleaseGroup(-1, -1, 60_000))
-    story.tell(SetPosition(token, (Move("orders", 0, -1, 5),), True))
-    assert "keeps 0 positions of 'mails'" in story.health({"orders": 1, "mails": None})["missing topic"]
-    assert story.groups()[0].partitions[TopicPartition("orders", 0)].position == 5
+    story.tell(SetPosition(token, (Move("mails", 0, -1, 5),), True))
+    assert "keeps 0 positions of 'orders'" in story.health({"mails": 1, "orders": None})["missing topic"]
+    assert story.groups()[0].partitions[TopicPartition("mails", 0)].position == 5

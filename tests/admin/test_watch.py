@@ -235,6 +235,25 @@ def test_a_topic_that_is_gone_hides_no_other(scene: Scene, monkeypatch: pytest.M
     assert "topic_gone" in billing.causes
 
 
+@pytest.mark.parametrize(("reads", "level"), [("orders", "ok"), ("o*", "ok"), ("", "warn")])
+def test_a_topic_that_is_gone_and_that_no_consumer_names_is_not_missed(scene: Scene, reads: str, level: str) -> None:
+    """It was retired, as a pattern tells of none, and nobody either. Kafka's own groups forget such a topic."""
+    session, _ = scene.own("billing", "billing-1", "old", 2)
+    scene.broker.create_topic("orders", 1)
+    scene.write(Topology("orders", 1, NONE), "billing")
+    scene.write(ClaimingPartition(session, "orders", 0, NONE, 0), "billing")
+    scene.now_ms += 60_000
+    scene.write(Leave(session), "billing")
+    if reads:
+        scene.join("billing", "billing-2", reads)
+    scene.broker.delete_topic("old")
+    scene.watch.refresh(whole=True)
+    (billing,) = scene.watch.groups()
+    assert [row.topic for row in billing.partitions] == ["orders"]
+    assert (billing.causes, billing.unknown) == ({}, 0)
+    assert diagnosis.check(billing, diagnosis.Limits(lag=10)).level == level
+
+
 def test_a_topic_that_was_never_there_is_gone(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.now_ms = SystemClock().now().wall_ms
     scene.join("billing", "billing-1", "missing")

@@ -25,10 +25,10 @@ from marshal_py.errors import GroupMissing
 from marshal_py.protocol.fold.policies import KNOWN, policy_of
 from marshal_py.protocol.fold.world import Group, Partition, Session
 from marshal_py.protocol.member.group_settings import settings_of
-from marshal_py.protocol.member.waiting import Standstill
+from marshal_py.protocol.member.waiting import Standstill, named
 from marshal_py.protocol.policy import candidate_order, listed, names, owner_of
 from marshal_py.protocol.wire import records
-from marshal_py.protocol.wire.identity import NONE, PIN, Token, TopicPartition, names_of
+from marshal_py.protocol.wire.identity import NONE, PIN, Token, TopicPartition
 from marshal_py.protocol.wire.records import BEYOND_END, LAG_UNKNOWN, MODE_NAMES, RECREATED, GroupConfig
 from marshal_py.transport.ports import TopicInfo
 
@@ -337,7 +337,7 @@ def partitions(group: Group) -> list[TopicPartition]:
 
 def topics(group: Group) -> set[str]:
     """Returns the topics of a group, and those that its consumers name, which may not be there yet."""
-    return {*group.topics, *(name for each in group.sessions.values() for name in names_of(each.join.topics))}
+    return {*group.topics, *named(group)}
 
 
 def state(

@@ -19,7 +19,7 @@ from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.policy import candidate_order, listed, names
 from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.codec import VERIFIES
-from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition, consumed
+from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition, consumed, names_of
 from marshal_py.protocol.wire.records import EVICT_INTERVALS, Join
 
 NAMED_MAX: Final = 3  # how many consumers a text names
@@ -34,7 +34,7 @@ CAUSES: Final = {
     "opaque": "from here on the group's records need a newer library, or the extra `keys`",
     "paused": "an admin has paused the group",
     "pause_over": "the pause is over, and no consumer is there to end it",
-    "topic_gone": "the cluster does not have the topic",
+    "topic_gone": "the cluster lacks a topic that a consumer names",
     "parked": "the partition is parked: nobody may claim it until an admin has looked at it",
     "no_consumer": "no consumer is in the group, and messages wait",
     "silent": "a consumer gives no sign of life, and nobody has ended its session",
@@ -122,7 +122,7 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
             way = f"consumers begin at the beginning of {topics}, as that was created again and its positions were "
             way += f"forgotten; to set them first: marshal set-position {name} {topics} --to PLACE --take-over{signed}"
         found.append(Standstill(cause, text, f"{way}; to end it now: marshal resume {name} --take-over{signed}"))
-    found += (_gone(group, topic) for topic in sorted(facts.gone))
+    found += (_gone(group, topic) for topic in sorted(facts.gone) if topic in named(group))
     found += _parked(group) if facts.parked is None else facts.parked
     if not group.sessions:
         if facts.lag:
@@ -130,7 +130,7 @@ def standstills(group: Group, facts: Facts = NO_FACTS) -> list[Standstill]:
             found.append(Standstill("no_consumer", text, start_one(group.name)))
         return found
     found += _silent(group, facts.silent)
-    found += _not_read(group)
+    found += _not_read(group, facts.gone)
     found += (
         why._replace(text=f"no partition of {topic!r} has an owner: {why.text}")
         for topic, why in _conditioned(group).items()
@@ -296,10 +296,15 @@ def _unowned(group: Group, waiting: Mapping[TopicPartition, int], found: Sequenc
     ]
 
 
-def _not_read(group: Group) -> Iterator[Standstill]:
+def named(group: Group) -> set[str]:
+    """Returns the topics that consumers name: one that is gone, and that nobody names any more, nobody misses."""
+    return {name for session in group.sessions.values() for name in names_of(session.join.topics)}
+
+
+def _not_read(group: Group, gone: Collection[str]) -> Iterator[Standstill]:
     read = {topic for session in group.sessions.values() for topic in consumed(session.join.topics, group.topics)}
     for topic, known in sorted(group.topics.items()):
-        if topic not in read:
+        if topic not in read and topic not in gone:
             text = f"no consumer of the group reads {topic!r}"
             advice = "start one that names it; to leave it for good, take another group id, and there "
             advice += f"start={f'committed:{group.name}'!r}"
