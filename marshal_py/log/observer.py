@@ -286,6 +286,11 @@ class Observer:
         """Returns the timestamps of single records, in ms since 1970, by offset. Deleted ones are left out."""
         return {at: record.timestamp_ms for at, record in replay.records_at(self._reader.log, log, offsets).items()}
 
+    def oldest_ms(self, group: str | None) -> int:
+        """Returns the timestamp of the oldest record that is left of a group's log, or of any (None); 0 without one."""
+        there = {log: each.first for log, each in self.bounds(self.logs_of(group)).items() if each.first < each.end}
+        return min((ms for log, first in there.items() for ms in self.times_of(log, [first]).values()), default=0)
+
     def newest_ms(self) -> int:
         """Returns the timestamp of the newest record of any log, which is the present of a dump; 0 without one."""
         ends = self.bounds(self.logs_of(None))

@@ -56,6 +56,17 @@ def test_a_move_and_a_question_about_a_deleted_group_say_that_it_is_deleted(desk
     assert f"{TOPIC}:0 of group {GROUP!r}" in desk.run("explain", GROUP, f"{TOPIC}:0", "--at", before).stdout
 
 
+def test_a_picture_of_a_time_before_the_log_says_when_that_begins(desk: Desk) -> None:
+    """An empty one would say that there was no group."""
+    consumer = desk.cluster.connect("one").consumer(GROUP, [TOPIC])
+    desk.cluster.run_until(lambda: len(consumer.cached_info().claims) == PARTITIONS)
+    for group in ([], [GROUP]):
+        answer = desk.run("top", *group, "--once", "--at", "2001-01-01")
+        assert (answer.exit_code, answer.stdout) == (1, "")
+        assert "--at 2001-01-01 lies before the log, which begins at " in answer.stderr
+    assert desk.run("top", "--once", "--at", answer.stderr.split()[-1]).exit_code == 0
+
+
 def test_a_creation_says_what_would_be_created(desk: Desk) -> None:
     """Also in a log, and in a coordination topic, that nobody has used."""
     for _ in range(2):

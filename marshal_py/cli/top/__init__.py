@@ -69,11 +69,7 @@ def top(
     if write and (options.dump is not None or at is not None):
         raise typer.BadParameter("--write changes the present, not the past")
     open_observer, times_ms = _reader(options)
-    at_ms = options.moment(at)
-    if times_ms is None and at_ms is not None:
-        times_ms = 0, SystemClock().now().wall_ms
-    if not live and times_ms is not None and at_ms is not None and at_ms < times_ms[0]:
-        raise output.CommandFailed(f"--at {at} lies before the dump, which begins at {time_of(times_ms[0])}")
+    asked_ms = at_ms = options.moment(at)
     if times_ms is not None:
         at_ms = times_ms[1] if at_ms is None else min(max(at_ms, times_ms[0]), times_ms[1])
     with output.until_interrupted(live) as interrupted, closing(Source(open_observer, group, at_ms)) as source:
@@ -81,6 +77,12 @@ def top(
         observer = source.observer
         if at is not None and "time_lookup" not in observer.admin.capabilities:
             raise output.CommandFailed("this broker cannot look up times; a dump can")
+        if times_ms is None and asked_ms is not None:
+            times_ms = observer.oldest_ms(group), SystemClock().now().wall_ms
+            source.at_ms = max(asked_ms, times_ms[0])
+        if not live and times_ms is not None and asked_ms is not None and asked_ms < times_ms[0]:
+            what = "log" if options.dump is None else "dump"
+            raise output.CommandFailed(f"--at {at} lies before the {what}, which begins at {time_of(times_ms[0])}")
         if group is not None:
             require_group(observer, group)
         if not live:
