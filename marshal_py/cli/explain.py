@@ -27,6 +27,7 @@ from marshal_py.transport.option_names import suggestion
 from marshal_py.transport.ports import LogRecord
 
 EXAMPLE: Final = output.example("marshal explain billing orders:0 --json")
+EPOCH_S: Final = 10**8  # from 1973 on a number is taken for seconds, and 1,000 times that for ms
 LAST_HOUR: Final = "-1h"  # of what changed in a group, if nobody says since when
 
 
@@ -169,7 +170,7 @@ def _find(
             f" ({topics[tp.topic]} partitions of {tp.topic!r})" if tp.topic in topics else suggestion(tp.topic, topics)
         )
         raise output.CommandFailed(f"group {group!r} has no partition {tp} up to there{near}")
-    _check_end(cut, found.at_offset)
+    _check_end(cut, begin, found.at_offset)
     return found, reader.began_at, way_back
 
 
@@ -240,7 +241,7 @@ def _diff(options: ReadTableOptions, group: str, earlier: Cut, later: Cut, count
             raise typer.BadParameter("--at lies before --since") from error
     if not found.records:
         _known(group, options)  # else nothing happened between them
-    _check_end(later, found.to_offset)
+    _check_end(later, earlier, found.to_offset)
     notices, left_out = _notices(options, group, later), max(0, len(found.notable) - count)
     if not options.for_people:
         notable = [_line(line) for line in found.notable[left_out:]]
@@ -387,10 +388,16 @@ def _cut(text: str, now_ms: Callable[[], int]) -> Cut:
     raise typer.BadParameter(f"{text!r} is no ISO-8601 time, no time like 14:05 or -5m, and no offset")
 
 
-def _check_end(cut: Cut, newest: int) -> None:
-    """Raises CommandFailed for an offset beyond the newest record of the log: nobody knows what is as of then."""
-    if cut.offset is not None and cut.offset > newest:
-        raise output.CommandFailed(f"--at {cut.offset} lies beyond the group's log, whose newest record is at {newest}")
+def _check_end(cut: Cut, begin: Cut, newest: int) -> None:
+    """Raises CommandFailed for an offset beyond the newest record of the log: nobody knows what is as of then. One that
+    is as large as a time since 1970 is taken for an offset all the same, and the error has the time as text."""
+    for option, given in ("--at", cut.offset), ("--since", begin.offset if cut == Cut() else None):
+        if given is not None and given > newest:
+            text = f"{option} {given} lies beyond the group's log, whose newest record is at {newest}"
+            if EPOCH_S <= given < 1_000_000 * EPOCH_S:
+                ms = given if given >= 1_000 * EPOCH_S else given * 1_000
+                text += f"; a number is an offset, and the time would be {time_of(ms, 'seconds')}"
+            raise output.CommandFailed(text)
 
 
 def _line(line: Line) -> RecordLine:

@@ -148,6 +148,14 @@ def test_an_offset_beyond_the_log_is_refused(shell: Shell) -> None:
         assert shell.run("explain", "billing", *question, "--at", str(last)).exit_code == 0
 
 
+@pytest.mark.parametrize("number", ["1732787000", "1732787000999"])
+def test_a_number_that_would_be_a_time_is_an_offset_and_the_error_has_the_time(shell: Shell, number: str) -> None:
+    for question in (("orders:0",), ()):
+        line = refused(shell, "explain", "billing", *question, "--since", number)
+        assert line.startswith(f"marshal: --since {number} lies beyond the group's log, ")
+        assert line.endswith("; a number is an offset, and the time would be 2024-11-28T09:43:20+00:00")
+
+
 def test_a_number_of_members_that_was_not_given_is_asked_for(shell: Shell) -> None:
     line = refused(shell, "groups", "create", "shares", "--policy", "members", "--yes")
     assert line.startswith("marshal: no --max-members given: ")

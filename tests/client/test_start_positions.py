@@ -252,6 +252,17 @@ def test_a_start_that_says_nothing_is_named(start: str) -> None:
         position_text.parse(start)
 
 
+@pytest.mark.parametrize("text", ["10:00", "9:30:05Z"])
+def test_a_time_of_day_is_refused_with_its_date(text: str) -> None:
+    """Messages would begin elsewhere if the command was repeated tomorrow. What is advised can be given."""
+    with pytest.raises(InvalidOption, match="a time of day needs its date") as raised:
+        position_text.parse(text, "to")
+    advised = str(raised.value).split()[-1]
+    point = position_text.parse(advised, "to").rest
+    assert point is not None
+    assert position_text.moment_of(text, point.number + 1_000) == point.number
+
+
 def test_a_start_of_another_topic_is_a_slip_of_the_pen(memory: MemoryTestCluster) -> None:
     topic = memory.topic()
     with memory.connect() as marshal, pytest.raises(InvalidOption, match="none of the consumer's topics"):

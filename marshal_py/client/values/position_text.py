@@ -21,7 +21,7 @@ import json
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -79,6 +79,9 @@ def parse(text: object, option: str = "start", rule: str = RULE, group: str = ""
         text = str(text)
     if not isinstance(text, str):
         raise InvalidOption(option, text, rule)
+    if _CLOCK.fullmatch(text):  # it would mean another message tomorrow
+        last = datetime.fromtimestamp(moment_of(text, time.time_ns() // 1_000_000) // 1_000, UTC)
+        raise InvalidOption(option, text, f"a time of day needs its date; the last one of UTC is {last:%Y-%m-%dT%XZ}")
     if text.endswith(".csv"):
         return Where(None, _table(read(text, option), option, group, text))
     try:
