@@ -12,6 +12,7 @@
 #   make lowest                             the tests of `make check` over the lowest version of each dependency
 #   make torture SECONDS=300 SEED=1         faults on three brokers, their links, consumers as processes; judged
 #   make torture-matrix SECONDS=2400        every row of it, and on from where the last one stopped
+#   make endurance SECONDS=3600             an hour without a fault: memory, threads, descriptors, the log, two halves compared
 #   make versions                           the transport over every supported version of confluent-kafka
 #   make bench                              the benchmarks, on an otherwise idle machine
 #   make pictures                           the pictures of the demo and of top in docs/pictures, with Debian's chromium
@@ -35,7 +36,7 @@ TEST_EXTRAS := cli,delta,iceberg,keys,metrics,otel,spark,testing
 DOCS_STAMP := $(VENV)/.stamp-docs
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo pipeline check test proof lint package lowest versions bench docs pictures requirements soak torture torture-matrix clean
+.PHONY: help demo pipeline check test proof lint package lowest versions bench docs pictures requirements soak torture torture-matrix endurance clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -69,7 +70,7 @@ test: $(TEST_STAMP)
 # What is marked with `proof`: models beyond the smallest, more seeds, all planted bugs, more kills on Kafka, benchmarks on
 # it beyond one, guides a second time on it, kills of Spark beyond those of the pipeline, Spark Connect, the oldest
 # confluent-kafka, the site, the types as an editor sees them, the page of a timeline in Chromium (Debian's package
-# chromium), a minute of torture. Then more examples of the properties.
+# chromium), a minute of torture, two of endurance. Then more examples of the properties.
 proof: $(TEST_STAMP) $(DOCS_STAMP)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m proof $(ARGS)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --hypothesis-profile=proof tests/properties tests/protocol
@@ -121,6 +122,10 @@ soak: $(TEST_STAMP)
 # PLANT=late-heartbeat-wins is a bug that the judge must find (exit code 1).
 torture: $(TEST_STAMP)
 	$(BIN)/python -m tests.rigs.torture $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(PLANT),--plant $(PLANT)) $(ARGS)
+
+# endurance.jsonl keeps what ran, a line per run, so that a day may be several of them.
+endurance: $(TEST_STAMP)
+	$(BIN)/python -m tests.rigs.endurance $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 torture-matrix: $(TEST_STAMP)
 	$(BIN)/python -m tests.rigs.torture --rows 99 --resume --seconds $(or $(SECONDS),2400) --seed $(or $(SEED),1) $(ARGS)
