@@ -203,7 +203,8 @@ def _print(found: GroupState) -> None:
 def _session_cells(row: MemberInfo) -> list[object]:
     last = row.last_sign_s
     ago = "before the log's beginning" if last is None else f"{last:g} s ago"
-    return [row.session, row.client_id, row.state, ago, f"{row.interval_s:g} s", len(row.claims), row.witness]
+    state = f"{row.state}, stepped down" if row.stepped_down else row.state
+    return [row.session, row.client_id, state, ago, f"{row.interval_s:g} s", len(row.claims), row.witness]
 
 
 # --- the views of one matter

@@ -117,8 +117,10 @@ def test_a_pinned_consumer_that_steps_down_is_said_to_finish_its_handlers_first(
     assert consumer.next(5) is not None  # its handler does not end
     shown = desk.run("members", "step-down", GROUP, "--dry-run")
     assert "would finish its handlers and be pinned no longer" in shown.stdout
+    assert "stepped down" not in desk.run("state", GROUP).stdout
     answer = desk.run("members", "step-down", GROUP, "--yes")
     assert answer.exit_code == 0, answer.output
+    assert ", stepped down " in desk.run("state", GROUP).stdout
 
 
 def test_doctor_says_of_the_group_that_it_is_asked_about_that_nobody_is_there(
