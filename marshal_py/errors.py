@@ -732,8 +732,8 @@ class AuthenticationFailed(ClusterError):
     servers: str
     principal: str
     reason: str
-    _TEXT = """{servers} refuses to authenticate {principal}: {reason}; check sasl.mechanism, and sasl.username and
-    sasl.password, or what oauth_cb returns"""
+    _TEXT = """{servers} refuses to authenticate {principal}: {reason}; check security.protocol (SASL at a port that
+    has it), sasl.mechanism, and sasl.username and sasl.password, or what oauth_cb returns"""
 
 
 class TlsMismatch(ClusterError):

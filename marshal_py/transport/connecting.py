@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import socket
 import ssl
 import struct
@@ -43,6 +44,8 @@ CONNECTION: Final = "Connection"  # authentication or TLS; any success disproves
 
 _UNAUTHENTICATED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
 _TLS_REFUSED: Final = "SSL alert number"  # a server's word on our certificate, which comes after the handshake
+
+_CLOSED: Final = re.compile(r"Disconnected.* in state UP\b")  # at the first request after the one for versions
 
 _REDIRECTED: Final = ("error_cb", "stats_cb", "throttle_cb")  # callbacks that the polling thread passes on
 
@@ -140,7 +143,10 @@ class ConnectionErrors:
         """Returns `text` followed by librdkafka's last message, unless that is old or already part of `text`."""
         if not self._words or self._now_s() - self._heard_s > STALE_S or self._words in text:
             return text
-        return f"{text} ({self._words})"
+        hint, protocol = "", str(self._given.get("security.protocol", "PLAINTEXT")).upper()
+        if not self._succeeded and not protocol.startswith("SASL") and _CLOSED.search(self._words):
+            hint = f"; a port with SASL closes connections so: check security.protocol={protocol}"
+        return f"{text} ({self._words}{hint})"
 
     def refused(self) -> MarshalError | None:
         """Returns the error of a permanent refusal; None if there is none."""

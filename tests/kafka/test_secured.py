@@ -26,7 +26,14 @@ import marshal_py
 from marshal_py.admin import examination
 from marshal_py.admin.examination import Right
 from marshal_py.client.driver import consumer_driver
-from marshal_py.errors import AccessDenied, AuthenticationFailed, MarshalError, PartitionError, TlsMismatch
+from marshal_py.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    ClusterUnreachable,
+    MarshalError,
+    PartitionError,
+    TlsMismatch,
+)
 from tests.support.certificates import Authority
 from tests.support.command_line import invoke
 from tests.support.guarded import EXPIRED, GuardedCluster, change_rights, start_guarded, token_of
@@ -181,6 +188,11 @@ def refused_cases(guarded: GuardedCluster, folder: Path) -> dict[str, tuple[dict
         "user": ({**good, "sasl.username": "nobody"}, AuthenticationFailed, f"User:nobody: .*{password}"),
         "mechanism": ({**good, "sasl.mechanism": "PLAIN"}, AuthenticationFailed, "supported mechanisms: SCRAM-SHA-512"),
         "no TLS": ({**good, "security.protocol": "SASL_PLAINTEXT"}, TlsMismatch, "this port speaks TLS"),
+        "no SASL": (
+            {**good, "bootstrap.servers": guarded.bootstrap, "security.protocol": "SASL_PLAINTEXT"},
+            AuthenticationFailed,
+            "check security.protocol",
+        ),
         "server expired": (guarded.settings(user, EXPIRED), TlsMismatch, f"{tls}refused: certificate has expired"),
         "server foreign": (
             {**good, "ssl.ca.location": str(foreign.file)},
@@ -217,6 +229,9 @@ def test_what_a_broker_refuses_is_named(guarded: GuardedCluster, tmp_path: Path)
         assert time.monotonic() - began_s < DEADLINE_S, f"{name}: it waited although waiting could not help"
         assert not refused.value.retriable, name
         assert PLANTED not in rendered(refused.value), name
+    without = {**guarded.settings(USERS[0]), "security.protocol": "SSL", **QUIET}
+    with pytest.raises(ClusterUnreachable, match=r"a port with SASL .* check security.protocol=SSL"):
+        marshal_py.connect({name: value for name, value in without.items() if "sasl" not in name}, timeout_s=5)
 
 
 ROLE_RIGHTS = [

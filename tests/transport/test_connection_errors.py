@@ -137,7 +137,7 @@ def test_a_wrong_password_is_named(errors: ConnectionErrors, clock: Clock) -> No
     refused = refused_after(errors, clock, KafkaError._AUTHENTICATION, "Invalid username or password")
     assert isinstance(refused, AuthenticationFailed)
     assert (refused.servers, refused.principal, refused.retriable) == ("broker:9092", "User:a", False)
-    assert "Invalid username or password" in str(refused)
+    assert "Invalid username or password; check security.protocol" in str(refused), "or the port is without SASL"
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,24 @@ def test_a_certificate_that_is_not_trusted_is_named(
     assert isinstance(refused, TlsMismatch)
     assert (refused.protocol, refused.retriable) == ("SASL_SSL", False)
     assert words in str(refused)
+
+
+@pytest.mark.parametrize(
+    "words", ["Disconnected (after 3ms in state UP)", "Disconnected: SSL ... (after 0ms in state UP)"]
+)
+def test_a_port_with_sasl_that_closes_each_connection_is_named(words: str) -> None:
+    given = {"bootstrap.servers": "broker:9092", "security.protocol": "ssl"}
+    for protocol, hint in (
+        (given, "check security.protocol=SSL)"),
+        ({}, "check security.protocol=PLAINTEXT)"),
+        (GIVEN, ""),
+    ):
+        errors = ConnectionErrors(protocol)
+        errors.on_error(KafkaError(KafkaError._TRANSPORT, words))
+        assert errors.reason("no answer").endswith(hint or f"({words})")
+        errors.succeed(READ)
+        errors.on_error(KafkaError(KafkaError._TRANSPORT, words))
+        assert errors.reason("no answer") == f"no answer ({words})", "it had worked"
 
 
 def test_the_last_message_is_kept_until_a_success(errors: ConnectionErrors, clock: Clock) -> None:
