@@ -336,6 +336,49 @@ def test_a_range_that_is_lost_while_reading_begins_after_what_was_read(cluster: 
         assert [(e.offset, e.to) for e in consumer.events() if e.kind == "offset_lost"] == [(4, 8)]
 
 
+@pytest.mark.parametrize("kept", [0, 4])
+def test_a_consumer_that_only_fetches_ahead_reports_no_loss(memory: MemoryTestCluster, kept: int) -> None:
+    """D6, A3: its owner may have read what was deleted since. Once the claim is its own, it reports what is lost.
+    `kept`: so many messages it had fetched before."""
+    topic, group = memory.topic(2), memory.group()
+    for number in range(2):
+        memory.fill(topic, number, 4)
+
+    def delete() -> None:
+        for number in range(2):
+            memory.fill(topic, number, 6, first=4)
+            memory.truncate(topic, number, 8)
+
+    def reaches(offset: int) -> bool:
+        if any(buffer.next_offset >= offset for buffer in list(buffers.values())):
+            return True
+        assert not successor.fetch(1, expires_s=0.05)
+        return False
+
+    with memory.connect() as one, memory.connect() as other, joined(one, group, [topic]) as owner:
+        held = collect(owner, 8, ack=False)
+        if not kept:
+            delete()
+        with joined(other, group, [topic]) as successor:
+            queue: Any = successor._driver.queue
+            buffers = queue.buffers
+            if kept:
+                until(lambda: reaches(kept), "it has fetched ahead")
+                delete()
+            until(lambda: reaches(8), "it was refused")
+            ((_, ahead),) = buffers
+            for message in held:
+                if message.offset < 2:
+                    message.ack()
+            owner.stop()
+            began = [(number, kept if kept and number == ahead else 2) for number in range(2)]
+            read = [(number, at) for number, to in began for at in (*range(2, to), 8, 9)]
+            assert sorted(places(collect(successor, len(read)))) == read
+            successor.flush()
+        notes = [note for note in memory.accepted(group, Note) if note.kind == "offset_lost"]
+        assert sorted((note.partition, note.from_, note.to) for note in notes) == [(n, to, 8) for n, to in began]
+
+
 def test_without_ids_a_recreated_data_topic_is_not_read_again_in_silence(memory: MemoryTestCluster) -> None:
     """D6; where the cluster gives ids, its partitions are parked (test_recreated.py)."""
     memory.broker.tells_ids = False

@@ -157,7 +157,7 @@ class Reserved:
 class Buffer:
     """Messages of one partition that were fetched and not delivered."""
 
-    __slots__ = ("claim", "fetched", "held_back", "next_offset", "paused_by_user", "tp")
+    __slots__ = ("claim", "fetched", "held_back", "lost", "next_offset", "paused_by_user", "tp")
 
     def __init__(self, tp: TopicPartition, position: int) -> None:
         self.tp: TopicPartition = tp
@@ -166,6 +166,7 @@ class Buffer:
         self.next_offset: int = position  # where fetching continues
         self.held_back: bool = False  # the source does not fetch it: it is full, or paused by the user
         self.paused_by_user: bool = False
+        self.lost: list[tuple[int, int]] = []  # offsets [start, to) that were deleted while it was fetched ahead
 
     @property
     def size(self) -> int:

@@ -125,6 +125,10 @@ class DeliveryQueue:
                 buffer = self.buffers[tp] = Buffer(tp, position)
                 fresh[tp] = position
             buffer.open(claim, position)
+            while buffer.lost:
+                start, to = buffer.lost.pop(0)
+                if to > position:
+                    self.member.note("offset_lost", tp, max(start, position), to)
             if tp in self.user_paused:
                 buffer.paused_by_user = True
             elif buffer.held_back and tp not in fresh:
@@ -149,13 +153,17 @@ class DeliveryQueue:
 
     def restart(self, tp: TopicPartition, first: int) -> int:
         """After a refusal (D6): fetches a partition again from where its buffer ends, or from `first`; returns that
-        end. The refused position may be above, as what comes while it is held back is dropped (`add`)."""
+        end. The refused position may be above, as what comes while it is held back is dropped (`add`). Ahead of a claim
+        `first`: the owner may have had what is lost here, so `open` says it of what the claim leaves of that."""
         buffer = self.buffers[tp]
         ended = buffer.next_offset
         buffer.reach(first)  # so the position passes what is lost, also where nothing is left behind it
         if not buffer.held_back:  # else it will be fetched from there when it is resumed
             self.source.assign({tp: buffer.next_offset})
-        return ended
+        if buffer.claim is not None or ended >= first:
+            return ended
+        buffer.lost.append((ended, first))
+        return first
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
         """Stops fetching and delivering these partitions, as the user asks. They stay claimed."""
