@@ -295,6 +295,10 @@ class Looking:
         if verdict.accepted and isinstance(noted, Evict | Leave) and _death(noted):
             error = failure(noted) if isinstance(noted, Leave) else ""
             self._died.setdefault(verdict.group, {})[noted.session] = record.timestamp_ms, error
+            group = self._observer.worlds[log].groups[verdict.group]
+            for tp, partition in group.partitions.items():  # in at-most-once mode; the next claim tells it, too
+                if partition.last_owner == noted.session and (span := group.unsettled(tp)) is not None:
+                    self._lost.setdefault(verdict.group, {})[tp, span.start, span.to] = record.timestamp_ms
 
     def forget(self, names: Collection[str]) -> None:
         """Forgets all groups but these."""
