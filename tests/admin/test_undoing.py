@@ -14,7 +14,7 @@ from marshal_py.admin.plans.operation import Author, Progress
 from marshal_py.errors import AccessDenied, AdminBusy, AdminFailed, LogGap, MarshalError, MessageTooLarge
 from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 
-SET_POSITION, GROUP_CONFIG = 9, 11  # PROTOCOL.md 4.2
+RELEASE_GROUP, SET_POSITION, GROUP_CONFIG = 8, 9, 11  # PROTOCOL.md 4.2
 TOO_LARGE: Final = MessageTooLarge("a coordination record", 900, "the test says so")
 GAP: Final = LogGap(0, 10, 12)
 DENIED: Final = AccessDenied("User:alice", "Write", "topic", "__marshal")
@@ -22,11 +22,13 @@ DENIED: Final = AccessDenied("User:alice", "Write", "topic", "__marshal")
 
 class Failing(MemoryTransport):
     """A transport whose logs take no record of type `kind`: the error is raised, or is the answer of `refused` from
-    then on. `all`: from then on they take none at all."""
+    then on. `all`: from then on they take none at all. `after`: not before one of this type."""
 
-    def __init__(self, broker: MemoryBroker, kind: int, error: MarshalError, raised: bool, takes_none: bool) -> None:
+    def __init__(
+        self, broker: MemoryBroker, kind: int, error: MarshalError, raised: bool, takes_none: bool, after: int = 0
+    ) -> None:
         super().__init__(broker)
-        self.kind, self.error, self.raised, self.takes_none = kind, error, raised, takes_none
+        self.kind, self.error, self.raised, self.takes_none, self.after = kind, error, raised, takes_none, after
 
     def log(self, *arguments: Any, **named: Any) -> Any:
         return FailingLog(super().log(*arguments, **named), self)
@@ -34,10 +36,12 @@ class Failing(MemoryTransport):
 
 class FailingLog:
     def __init__(self, real: Any, how: Failing) -> None:
-        self._real, self._how, self._failed = real, how, False
+        self._real, self._how, self._failed, self._begun = real, how, False, not how.after
 
     def append(self, log: int, key: bytes, value: bytes) -> bool:
-        refused = value[13 + value[11]] == self._how.kind
+        kind = value[13 + value[11]]
+        refused = self._begun and kind == self._how.kind
+        self._begun = self._begun or kind == self._how.after
         self._failed = self._failed or refused
         if refused and self._how.raised:
             raise self._how.error
@@ -104,6 +108,13 @@ def test_a_pause_that_cannot_be_ended_is_in_the_error(
     until = text.partition("stays paused until ")[2].partition(",")[0]
     assert datetime.fromisoformat(until).tzinfo is not None
     assert front(MemoryTransport(broker), b"4321").resume(), "as the error says: by the same person"
+
+
+def test_a_change_that_was_made_is_in_the_error_of_a_pause_that_cannot_be_ended(broker: MemoryBroker) -> None:
+    with pytest.raises(AdminFailed, match="stays paused") as caught:
+        changes(front(Failing(broker, RELEASE_GROUP, DENIED, False, takes_none=True, after=GROUP_CONFIG)))
+    assert str(caught.value).startswith("the change of the settings was made; ")
+    assert front(MemoryTransport(broker)).info().delivery == "at_most_once"
 
 
 def test_a_watcher_that_raises_leaves_no_pause(broker: MemoryBroker) -> None:

@@ -135,7 +135,7 @@ class ChangePlan(Operation):
         self.drain.read(verdict)
         record = verdict.record
         if isinstance(record, GroupConfig | Topology) and verdict.accepted and self.context.author.wrote(record.by):
-            self.changed_at = verdict.offset
+            self.changed_at, self.made = verdict.offset, f"the change of {self.what} was made; "
             self.report("changed", self.what, offset=verdict.offset)
 
     def waits(self) -> bool:

@@ -172,6 +172,7 @@ class Operation:
         self.deadline_ms: int = 0
         self.patience_ms: int = patience_of(context.group) if terms.patience_ms is None else terms.patience_ms
         self.giving_up: MarshalError | None = None
+        self.made: str = ""  # what is changed already, for an error
         self.began: Instant | None = None
         self._given_up_ms: int | None = None
         self._sent_ms: dict[Record, int] = {}
@@ -272,7 +273,7 @@ class Operation:
         if pause is not None and group is not None:
             until = datetime.fromtimestamp(pause.expires_ms / 1000, UTC).isoformat(timespec="seconds")
             command = f"marshal resume {quote(group.name)}{' --sign-with FILE' if group.keys else ''}"
-            error = AdminFailed(group.name, AdminFailed.STILL_PAUSED, str(error), command, until)
+            error = AdminFailed(group.name, AdminFailed.STILL_PAUSED, f"{self.made}{error}", command, until)
         self.end(error)
 
     def end(self, error: MarshalError | None = None) -> None:
