@@ -350,7 +350,7 @@ def rm(
     target = options.group(group)
     if not options.confirmed(
         group,
-        lambda: target.impact(lambda context: impact.of_deletion(context, force)),
+        lambda: target.impact(lambda context: impact.of_deletion(context, changes.now(), force)),
         f"Delete group {group!r} and all its positions?",
     ):
         return

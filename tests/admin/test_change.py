@@ -486,7 +486,7 @@ def test_an_outlook_is_what_then_happens_and_writes_nothing() -> None:
         "resume": impact.of_resume(context, a.now),
         "evict": impact.of_eviction(context, b.session),
         "step down": impact.of_step_down(context, b.session),
-        "delete": impact.of_deletion(context),
+        "delete": impact.of_deletion(context, a.now),
         "policy": impact.of_settings(context, {"policy": "greedy"}, False),
         "mode": impact.of_settings(context, {"delivery": "at_most_once"}, False),
         "shrink": impact.of_shrink(context, TOPIC, 2),
@@ -502,6 +502,7 @@ def test_an_outlook_is_what_then_happens_and_writes_nothing() -> None:
     assert looks["mode"].settings == {"delivery": {"from": "at_least_once", "to": "at_most_once"}}
     assert looks["shrink"].settings == {"orders:2": {"from": 0, "to": None}, "orders:3": {"from": 0, "to": None}}
     assert len(looks["delete"].settings) == 4
+    assert "refused" not in looks["delete"].does[-1]
     assert looks["step down"].does[-1].endswith(f"marshal groups update {GROUP} --policy own")
     finish(cluster, change(cluster, policy="greedy"))
     assert settings_of(cluster.group)["policy"] == "greedy"
@@ -517,4 +518,8 @@ def test_an_outlook_is_what_then_happens_and_writes_nothing() -> None:
         with pytest.raises(AdminBusy):
             refused(scene_of(a), a.now)
         assert refused(scene_of(a), a.now, Terms(take_over=True)).does
+    for force in (False, True):
+        told = impact.of_deletion(scene_of(a), a.now, force).does[-1]
+        assert told.startswith("As things are it would be refused: ")
+        assert told.endswith(f"wait, or end it (marshal resume {GROUP} --token {a.group.pause_change})")
     assert not list(cluster.records(SetPosition))

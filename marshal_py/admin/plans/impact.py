@@ -113,8 +113,9 @@ def _undo_of_step_down(group: Group) -> str:
     )
 
 
-def of_deletion(context: GroupContext, force: bool = False) -> Impact:
-    """Returns what the deletion of the group would do. Raises GroupMissing if nobody ever used the group."""
+def of_deletion(context: GroupContext, now: Instant, force: bool = False) -> Impact:
+    """Returns what the deletion of the group would do, and if it is paused, that it would be refused (M15). Raises
+    GroupMissing if nobody ever used the group."""
     group = _there(context)
     if group.deleted:
         return Impact([f"group {group.name!r} is deleted already: nothing would be done."], {}, {})
@@ -130,6 +131,8 @@ def of_deletion(context: GroupContext, force: bool = False) -> Impact:
             if force
             else f"{names} must be silent for {EVICT_INTERVALS} intervals first, or nothing would be done."
         )
+    if group.paused:
+        does.append(f"As things are it would be refused: {busy(context, group, now, takes=False)}")
     settings = {str(tp): {"from": position, "to": None} for tp, position in sorted(positions.items())}
     return Impact(does, {}, settings)
 
