@@ -112,6 +112,9 @@ def test_ordinary_kafka_consumers_of_the_same_group_fail() -> None:
     assert list(diagnosis.of_kafka_consumers("billing", 0)) == []
     (found,) = diagnosis.of_kafka_consumers("billing", 2)
     assert (found.level, found.found.startswith("2 ordinary Kafka consumers")) == ("fail", True)
+    assert found.advice.endswith("; if the group has gone back to them: marshal groups rm billing")
+    (found,) = diagnosis.of_kafka_consumers("billing", 2, early=True)
+    assert (found.level, "groups rm" in found.advice) == ("warn", False), "there may be nothing to delete"
 
 
 # --- forms

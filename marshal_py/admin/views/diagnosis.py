@@ -135,9 +135,10 @@ def of_kafka_consumers(group: str, live: int, early: bool = False) -> Iterator[C
     if live:
         text = f"{live} ordinary Kafka consumers use the group id {group!r}: they read what this library's consumers "
         text += "read, and Kafka refuses copies of the positions"
-        yield Check(
-            "Kafka consumers", "warn" if early else "fail", text, "stop them, or give one side another group id"
-        )
+        advice = "stop them, or give one side another group id"
+        if not early:  # else consumers that start here later continue at its old positions
+            advice += f"; if the group has gone back to them: marshal groups rm {quote(group)}"
+        yield Check("Kafka consumers", "warn" if early else "fail", text, advice)
 
 
 def of_replicas(found: Collection[Replicas], least: int) -> Iterator[Check]:
