@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
@@ -28,8 +27,6 @@ from marshal_py.client.values.info import awaited, taken
 from marshal_py.client.values.requests import OnError, check_timeout, check_wait
 from marshal_py.errors import AckNotConfirmed, ClaimLost, ConcurrentUse, ConsumerClosed, InvalidOption, ReentrantCall
 from marshal_py.transport.serialization import K_co, V_co
-
-logger: Final = logging.getLogger("marshal_py")
 
 Handler = Callable[[Message[K_co, V_co]], object]
 Take = Callable[[Iterator[Message[K_co, V_co]]], None]  # takes messages that come together
@@ -63,7 +60,7 @@ def report_failure(driver: ConsumerDriver, message: Message[Any, Any], error: Ba
         driver.advise("handler_failed", topic, partition, message.token.epoch, offset, text=repr(error))
     if due:
         at = driver.member.name, topic, partition, offset
-        logger.error("group %s: a handler failed on %s:%d at offset %d", *at, exc_info=error)
+        driver.context.logger.error("group %s: a handler failed on %s:%d at offset %d", *at, exc_info=error)
 
 
 def _cause(error: BaseException) -> str:
@@ -413,7 +410,7 @@ class ConsumeContext(Consuming[K_co, V_co]):
                 if demand.stopped:
                     self._drop()
         except Exception as error:
-            logger.exception("group %s: a consume has ended", self._driver.member.name)
+            self._context.logger.error("group %s: a consume has ended", self._driver.member.name, exc_info=error)
             self._end(error)
         finally:
             self._end(None)
@@ -552,7 +549,7 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
                     if demand.stopped:
                         self._drop()
         except Exception as error:
-            logger.exception("group %s: a consume has ended", self._driver.member.name)
+            self._context.logger.error("group %s: a consume has ended", self._driver.member.name, exc_info=error)
             self._end(error)
         finally:
             self._end(None)

@@ -280,6 +280,7 @@ class AsyncProcess(Running[K_co, V_co]):
     ) -> None:
         """Prepares it; `start` begins. `consume(take)` begins to receive, in a task that calls `take`."""
         self._context, self._event_loop, self._processing = context, event_loop, processing
+        self._monotonic = context.monotonic
         self._handler: Callable[[Any], object] = handler
         self._single: bool = processing.settings.batch is None
         self._timeout_s, self._consume = timeout_s, consume
@@ -432,7 +433,7 @@ class AsyncProcess(Running[K_co, V_co]):
             await self._handle(given)
             if task.cancelling() or _has_set(unset):
                 return
-            if self._newest is task and time.monotonic() >= self._turn_until:
+            if self._newest is task and self._monotonic() >= self._turn_until:
                 if not self._turning:
                     self._turning = True
                     asyncio.get_running_loop().call_soon(self._turn)
@@ -440,7 +441,7 @@ class AsyncProcess(Running[K_co, V_co]):
 
     def _turn(self) -> None:
         """Begins the next turn of all tasks together: so what else runs waits for one turn, and not for one of each."""
-        self._turning, self._turn_until = False, time.monotonic() + TURN_S
+        self._turning, self._turn_until = False, self._monotonic() + TURN_S
 
     def _next(self) -> Any:
         """Takes the next message or batch. If something waits for its gate alone, a task looks again soon."""
