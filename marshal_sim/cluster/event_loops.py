@@ -12,7 +12,7 @@ import math
 import sys
 from asyncio.tasks import _enter_task, _leave_task
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Executor, Future
 from contextvars import Context as Variables
 from typing import Any, Final, TypeVar
@@ -22,6 +22,7 @@ from marshal_py.client.event_loop import EventLoop, Feed, Request, Threads
 from marshal_py.transport.ports import Chunk
 from marshal_sim.cluster.busy_loops import BusyLoop
 from marshal_sim.cluster.environment import ClientEnvironment
+from marshal_sim.cluster.front import Front
 from marshal_sim.cluster.locks import DEPTH_MAX
 from marshal_sim.cluster.process import Process
 from marshal_sim.cluster.source import SimulatedSource
@@ -236,10 +237,11 @@ def due_mono_ms(timer: asyncio.TimerHandle) -> int:
 
 
 class SimulatedPool(Executor):
-    """Stands for a pool of threads: each function runs some time after it was submitted."""
+    """Stands for a pool of threads: each function runs some time after it was submitted. One that waits for the log
+    returns its steps, which a thread would complete."""
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(self, process: Process, front: Front) -> None:
+        self._process, self._front = process, front
 
     def submit(self, function: Callable[..., T], /, *args: Any, **named: Any) -> Future[T]:
         future, environment = Future[T](), self._process.environment
@@ -247,13 +249,25 @@ class SimulatedPool(Executor):
         def run(_: None) -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(function(*args, **named))
+                    result = function(*args, **named)
                 except Exception as error:
                     future.set_exception(error)
+                else:
+                    self._complete(result, future)
                 self._process.ran()
 
         environment.schedule(environment.network_faults.read_ms(), self._process, run)
         return future
+
+    def _complete(self, result: Any, future: Future[Any]) -> None:
+        if not isinstance(result, Generator):
+            future.set_result(result)
+            return
+
+        def ended(value: object, error: Exception | None) -> None:
+            future.set_result(value) if error is None else future.set_exception(error)
+
+        self._front.begin(result, ended)
 
 
 class SimulatedFeed(Feed):
@@ -304,8 +318,10 @@ class SimulatedFeed(Feed):
 class SimulatedEventLoop(EventLoop):
     """Is what the consumers of one AsyncMarshal share, with threads in virtual time."""
 
-    def __init__(self, loop: VirtualLoop, process: Process, context: Context, source: SimulatedSource) -> None:
-        super().__init__(Threads(SimulatedPool(process)), context)
+    def __init__(
+        self, loop: VirtualLoop, process: Process, context: Context, source: SimulatedSource, front: Front
+    ) -> None:
+        super().__init__(Threads(SimulatedPool(process, front)), context)
         self.receiver: SimulatedFeed = SimulatedFeed(loop, process, source, context.monotonic)
 
     def feed(self, pull: Callable[[float, int], list[Chunk]], poll_now: Callable[[int], list[Chunk] | None]) -> Feed:

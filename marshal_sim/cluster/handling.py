@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 from marshal_py.client.consuming import Consuming, Reader
 from marshal_py.client.delivery.buffers import Reserved
-from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.membership import Membership
 from marshal_py.client.messages.message import Message, claim_of
 from marshal_py.client.process.processing import (
@@ -25,7 +24,6 @@ from marshal_py.client.process.processing import (
     Processing,
     Reject,
     Retry,
-    Settings,
     Unkeyed,
     check_settings,
 )
@@ -89,8 +87,8 @@ class Answer(NamedTuple):
     fails: bool = False
 
 
-def draw_settings(environment: ClientEnvironment, number: int, driver: ConsumerDriver) -> Settings:
-    """Draws what the user of process `number` asks for, and tells the judges which messages share a lane."""
+def draw_asked(environment: ClientEnvironment, number: int) -> dict[str, Any]:
+    """Draws what the user of process `number` asks `process` for, and tells the judges which messages share a lane."""
     rng = environment.rng
     order, unkeyed = ORDERS[int(rng.random() * len(ORDERS))], UNKEYED[int(rng.random() * len(UNKEYED))]
     workers, window = WORKERS_LEAST + int(rng.random() * WORKERS_MORE), WINDOWS[int(rng.random() * len(WINDOWS))]
@@ -104,10 +102,30 @@ def draw_settings(environment: ClientEnvironment, number: int, driver: ConsumerD
     evidence.workers[number] = min(workers, evidence.workers.get(number, workers))
     if after == "key":
         evidence.follows.add(number)
-    name, options = driver.member.name, driver.options
     batch = BATCHES[number % len(BATCHES)]
     lists = None if batch is None else Batches(batch, BATCH_WAIT_S)
-    return check_settings(name, options, workers, order, None, unkeyed, None, Exception, after, window, lists)
+    asked = {"workers": workers, "order": order, "unkeyed": unkeyed, "after_dead_letter": after, "window": window}
+    return {**asked, "batch": lists}
+
+
+def draw_answers(environment: ClientEnvironment, interval_ms: int, count: int, *, lists: bool) -> list[Answer]:
+    """Draws what a handler says of each of its messages. If the handler of a list raises, that is for all of them."""
+    raises = lists and environment.rng.random() < RAISES
+    answers = [_draw_answer(environment, interval_ms) for _ in range(1 if raises else count)] * (count if raises else 1)
+    return next(([one] * count for one in answers if one.fails), answers)
+
+
+def _draw_answer(environment: ClientEnvironment, interval_ms: int) -> Answer:
+    """Draws one. Once all is healed handlers return."""
+    draw = 1.0 if environment.healed else environment.rng.random()
+    if draw < FAILURES:
+        return Answer(fails=True)
+    if draw < FAILURES + REJECTS and environment.answers:
+        return Answer(Reject("no order"))
+    if draw < FAILURES + REJECTS + RETRIES:
+        delay_ms = spread(environment.rng, 1, RETRY_INTERVALS * interval_ms)
+        return Answer(Retry(after_s=delay_ms / 1000), delay_ms)
+    return Answer()
 
 
 def _lane_of(order: Order | None, unkeyed: Unkeyed) -> Callable[[str, int, int], Hashable]:
@@ -132,7 +150,7 @@ class Handling:
         membership: Membership,
         receiving: Receiving,
         front: Front,
-        settings: Settings,
+        asked: dict[str, Any],
         handle: Callable[[list[AnyMessage]], None],
         received: Callable[[MarshalError | None], None],
         ended: Callable[[MarshalError | None], None],
@@ -142,6 +160,9 @@ class Handling:
         `received(error)` is called when nothing comes any more, `ended(error)` when the last handler has returned, too.
         """
         self._environment, self._process, self._front = environment, process, front
+        driver = receiving.driver
+        name, options = driver.member.name, driver.options
+        settings = check_settings(name, options, key=None, retry=None, retry_on=Exception, **asked)
         self._receiving, self._settings, self._handle = receiving, settings, handle
         self._tell_received, self._tell_ended = received, ended
         self._member = receiving.driver.member
@@ -243,27 +264,10 @@ class Handling:
         self._tries_again = False
         self._process.ran()  # which lets the workers look
 
-    def draw_answers(self, count: int) -> list[Answer]:
-        """Draws what the next handler says of each of its messages. If it raises, that is for all of them."""
-        raises = self._settings.batch is not None and self._environment.rng.random() < RAISES
-        answers = [self._draw_answer() for _ in range(1 if raises else count)] * (count if raises else 1)
-        return next(([one] * count for one in answers if one.fails), answers)
-
-    def _draw_answer(self) -> Answer:
-        """Draws one. Once all is healed handlers return."""
-        environment = self._environment
-        draw = 1.0 if environment.healed else environment.rng.random()
-        if draw < FAILURES:
-            return Answer(fails=True)
-        if draw < FAILURES + REJECTS and environment.answers:
-            return Answer(Reject("no order"))
-        if draw < FAILURES + REJECTS + RETRIES:
-            delay_ms = spread(environment.rng, 1, RETRY_INTERVALS * self._member.options.interval_ms)
-            return Answer(Retry(after_s=delay_ms / 1000), delay_ms)
-        return Answer()
-
-    def settle(self, messages: Sequence[AnyMessage], answers: Sequence[Answer]) -> None:
-        """Ends a handler, which does what the answers say."""
+    def settle(self, messages: Sequence[AnyMessage]) -> list[Answer]:
+        """Ends a handler, which does what the answers say that it draws."""
+        lists, interval_ms = self._settings.batch is not None, self._member.options.interval_ms
+        answers = draw_answers(self._environment, interval_ms, len(messages), lists=lists)
         processing, fails = self._processing, answers[0].fails
         if fails:
             for message in messages:
@@ -277,6 +281,7 @@ class Handling:
             processing.settle(messages[0], answers[0].error)
         self._working = [one for one in self._working if one[0] is not messages[0]]
         self._look() if self._processing.over else self.work()
+        return answers
 
     # --- the thread that looks
 

@@ -34,7 +34,7 @@ NOT_INHERITED: Final = frozenset(
 )
 # A clone of a machine has what waits in lanes; the simulated one begins its calls again, and would have none of it.
 NOT_IN_LANES: Final = frozenset({"twin"})
-NOT_IN_TASKS: Final = frozenset({"twin", "lanes"})  # nor can tasks be copied; `process` is another front's
+NOT_IN_TASKS: Final = frozenset({"twin"})  # nor can tasks be copied
 NOT_AT_LOCKS: Final = frozenset({"twin"})  # nor of what a thread has taken that is stopped where it has left a lock
 # Faults after which a group's settings, or the numbers of its members, no longer cover all partitions.
 NOT_RESTRICTED: Final = frozenset({"grow", "shrink"})

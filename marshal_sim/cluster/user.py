@@ -27,7 +27,7 @@ from marshal_sim.cluster.calls import HandlerCall, OtherCalls, Together
 from marshal_sim.cluster.environment import ClientEnvironment
 from marshal_sim.cluster.faults import spread
 from marshal_sim.cluster.front import WAITS_AT_ONCE_MAX, Call, Front
-from marshal_sim.cluster.handling import Handling, draw_settings
+from marshal_sim.cluster.handling import Answer, Handling, draw_asked
 from marshal_sim.cluster.process import Process
 from marshal_sim.cluster.source import origin_of
 from marshal_sim.judge.evidence import DeadLetter, Delivery, Drain, Span
@@ -95,7 +95,7 @@ class User:
         environment = self.environment
         if environment.lanes and not self._at_most_once and environment.rng.random() < PROCESSES:
             self.way = "process"
-            self._settings = draw_settings(environment, self.process.number, driver)
+            self._asked = draw_asked(environment, self.process.number)
             self._membership = Membership(driver.context, driver, {}, self._ending)
 
     # --- receiving
@@ -255,7 +255,7 @@ class User:
             self._membership,
             self._receiving,
             self.front,
-            self._settings,
+            self._asked,
             handle,
             self._received,
             self._processed,
@@ -322,14 +322,23 @@ class User:
 
     def _ask_again(self) -> None:
         """Notes that the user is in a call: in at-most-once mode it tells the library what is finished."""
-        self._in_call, now_ms = True, self.environment.now_ms
+        self._in_call = True
         if self.way == "fetch" and not self._some:
             return  # he asks for a full batch, and waits for it
+        self._asks()
+        self._told()
+
+    def _asks(self) -> None:
+        """Notes that the user waits for messages."""
+        now_ms = self.environment.now_ms
         spans = self.environment.evidence.asking.setdefault(self.process.number, [])
         if spans and spans[-1].until_ms == now_ms:
             spans[-1].until_ms = -1
         elif not spans or spans[-1].until_ms >= 0:
             spans.append(Span(now_ms))
+
+    def _told(self) -> None:
+        """Notes that the library knows, in at-most-once mode, what is finished."""
         for delivery in self._finished_since:
             delivery.ack_ms = self.environment.now_ms
         self._finished_since.clear()
@@ -463,12 +472,14 @@ class User:
     def _settle(self, calls: list[HandlerCall], handling: Handling) -> None:
         """Ends a handler of a `process`, which answers for it. What is behind a message that comes again, in its lane,
         comes again, too."""
-        answers, now_ms = handling.draw_answers(len(calls)), self.environment.now_ms
-        lane_of = self.environment.evidence.lanes.get(self.process.number)  # None: of a topic that is gone
         messages = [call.message for call in calls if call.message is not None]
         late = [claim_of(message).sealed for message in messages]
         self._answering = {(call.delivery.epoch, call.delivery.offset): call for call in calls}
-        handling.settle(messages, answers)
+        self._settled(calls, handling.settle(messages), late, self.environment.now_ms)
+
+    def _settled(self, calls: list[HandlerCall], answers: list[Answer], late: list[bool], now_ms: int) -> None:
+        """Notes what became of what a handler had. `late`: whether the claim of each was over before."""
+        lane_of = self.environment.evidence.lanes.get(self.process.number)  # None: of a topic that is gone
         again: set[tuple[int, Hashable]] = set()
         for call, answer, was_late in zip(calls, answers, late, strict=True):
             delivery = call.delivery

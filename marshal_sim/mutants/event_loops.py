@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from marshal_py.client.async_consumer import AsyncConsumer
 from marshal_py.client.event_loop import Feed, Request
+from marshal_py.client.process.processing import Processing
 from marshal_py.protocol.wire.records import AT_LEAST_ONCE
 from marshal_py.transport.ports import Chunk
 
@@ -52,9 +53,23 @@ def e3() -> list[Patch]:
     return [(AsyncConsumer, "_finish_drain", at_once)]
 
 
+def e4() -> list[Patch]:
+    def handled(self: Processing[Any, Any], given: Any) -> None:
+        """Takes a handler that was cancelled for one that has returned."""
+        self.settle_given(given, None, None, ends=None)
+
+    return [(Processing, "give_back_given", handled)]
+
+
+def e5() -> list[Patch]:
+    return [(Processing, "give_back_given", lambda self, given: None)]
+
+
 _ALO: Final = {"mode": AT_LEAST_ONCE}
 PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...], dict[str, Any]], ...]] = (
     ("E1", "what comes for a task that was cancelled is dropped", e1, ("aio",), _ALO),
     ("E2", "a call waits once it has taken, and loses that if its task is cancelled", e2, ("aio",), _ALO),
+    ("E4", "a message counts as handled whose handler was cancelled", e4, ("aio", "lanes"), _ALO),
+    ("E5", "a message whose handler was cancelled does not come again", e5, ("aio", "lanes"), _ALO),
     ("E3", "an AsyncConsumer's drain ends before its last ack", e3, ("aio", "leave", "arrive", "slow_handler"), _ALO),
 )

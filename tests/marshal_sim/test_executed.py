@@ -24,20 +24,17 @@ RUNS = [
     (5, Options(lanes=1, answers=1, mode=1)),
     (3, Options(queries=2)),
     (4, SNAPSHOTS),
-    (7, Options(aio=1)),
+    (7, Options(aio=1, lanes=1, mode=1, clients=2, partitions=2, intervals=8)),
 ]
 
 # A simulated process has no thread, signal, socket or log of its own process.
-THREADS, SIGNALS = "threads, locks and queues between them", "signals"
 # What a run could execute. marshal_sim/cluster has its own way to do it instead, or does not do it.
 OPENS = "connects, opens logs and checks what the user has passed: a simulated client is made without"
 NOT_EXECUTED = {
     "driver/last_wills.py": "another process that a socket watches",
     "marshal.py": OPENS,
     "metrics.py": "figures for people, and a server of them",
-    "process/process.py": f"{THREADS}, and tasks",
-    "process/worker_processes.py": "processes",
-    "signals.py": SIGNALS,
+    "signals.py": "signals",
     "sql_guard.py": "a database",
     "tracing.py": "spans around handlers",
     "values/finished.py": "what a table has, which is another store",
