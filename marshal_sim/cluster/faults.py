@@ -93,6 +93,7 @@ DRAWN_RUN_KINDS: Final = {
     "answers": 5,
     "lanes": 7,
     "locks": 11,
+    "aio": 13,
     "keys": 6,
     "retention": 9,
     "recreate_topic": 12,
