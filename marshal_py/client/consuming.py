@@ -455,6 +455,7 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
         """Starts the task of the handler, if there is a handler."""
         if self._handler is not None:
             self._task = asyncio.get_running_loop().create_task(self._handle(), name="marshal-consume")
+            self._task.add_done_callback(lambda _: self._end(None))  # also of one that is cancelled before it begins
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until it has ended, at most `timeout_s` seconds, as `ConsumeContext.wait` does."""
@@ -551,8 +552,6 @@ class AsyncConsumeContext(Consuming[K_co, V_co]):
         except Exception as error:
             self._context.logger.error("group %s: a consume has ended", self._driver.member.name, exc_info=error)
             self._end(error)
-        finally:
-            self._end(None)
 
 
 def _is_cancelled(error: BaseException) -> bool:

@@ -244,6 +244,28 @@ def test_inside_a_handler_it_can_be_drained_and_not_waited_for(memory: MemoryTes
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("cancelled", ["marshal-process", "marshal-consume"])
+def test_one_whose_tasks_are_cancelled_before_they_begin_ends(memory: MemoryTestCluster, cancelled: str) -> None:
+    """And with it its consume, so that the consumer may begin another one."""
+    topic, handled = fill(memory, 1, keys=1), list[int]()
+
+    async def handle(message: Message) -> None:
+        handled.append(message.offset)
+
+    async def main() -> None:
+        async with opened(memory, topic) as consumer:
+            ended = consumer.process(handle)
+            for task in asyncio.all_tasks():
+                if task.get_name() == cancelled:
+                    task.cancel()
+            assert await ended.wait(DEADLINE_S)
+            await ended.stop()
+            async with consumer.process(handle):
+                await until(lambda: handled == [0], "another one has it")
+
+    asyncio.run(main())
+
+
 def test_handlers_that_are_cancelled_give_their_messages_back(memory: MemoryTestCluster) -> None:
     """As at the end of a program, when `asyncio.run` cancels all tasks."""
     topic = fill(memory, 4, keys=2)

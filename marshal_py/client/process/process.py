@@ -305,6 +305,7 @@ class AsyncProcess(Running[K_co, V_co]):
             self._processing.detach(refused=True)
             raise
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="marshal-process")
+        self._watcher.add_done_callback(self._watched)
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until it has ended, at most `timeout_s` seconds (None: any time), as `Process.wait` does: so once it is
@@ -370,26 +371,27 @@ class AsyncProcess(Running[K_co, V_co]):
         """Looks for claims that end, until the consume has ended and the last handler has returned."""
         processing, receiving = self._processing, self._receiving
         try:
-            try:
-                while not receiving.closed and not processing.over:
-                    if receiving.draining and not processing.draining:
-                        processing.drain()
-                    processing.look()
-                    self._begin()
-                    await self._over(LOOK_S)  # nobody sets it before this task does
-            except Exception as error:  # nobody awaits this task
-                processing.fail(error)
-            processing.halt()
-            await receiving.stop(0)
-            processing.close()  # first: the end of the consumer waits for messages that were delivered
-            await receiving.stop()
-            if self._tasks:
-                await asyncio.wait(self._tasks, timeout=self._patience_s)
-            processing.leave(len(self._tasks))
-        finally:  # at the end of the program this task may be cancelled, as all are
-            receiving.begin_drain(0)
-            processing.close()
-            self._ended.set()
+            while not receiving.closed and not processing.over:
+                if receiving.draining and not processing.draining:
+                    processing.drain()
+                processing.look()
+                self._begin()
+                await self._over(LOOK_S)  # nobody sets it before this task has ended
+        except Exception as error:  # nobody awaits this task
+            processing.fail(error)
+        processing.halt()
+        await receiving.stop(0)
+        processing.close()  # first: the end of the consumer waits for messages that were delivered
+        await receiving.stop()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._patience_s)
+        processing.leave(len(self._tasks))
+
+    def _watched(self, _: asyncio.Task[None]) -> None:
+        """Ends it with that task, which may be cancelled at the end of the program, as all are, before it begins."""
+        self._receiving.begin_drain(0)
+        self._processing.close()
+        self._ended.set()
 
     def _take(self, coming: Iterator[Message[K_co, V_co]]) -> None:
         self._processing.take(coming)
