@@ -62,7 +62,7 @@ from tests.support.partly import PARTLY
 
 # Of the first seeds those that are quick, and have each kind of fault between them. 140: a topic of the log is created
 # again, which is rare.
-SEEDS = (0, 2, 3, 5, 6, 8, 9, 10, 11, 13, 16, 19, 21, 22, 33, 140)
+SEEDS = (0, 2, 5, 6, 8, 9, 10, 11, 13, 14, 16, 19, 21, 22, 33, 140)
 # By `make proof`. 111: an admin deletes a group, which is rare.
 MORE_SEEDS = (*(seed for seed in range(99) if seed not in SEEDS), 111)
 
@@ -124,8 +124,8 @@ def test_a_run_is_repeatable(results: list[Result]) -> None:
 
 def test_the_trace_does_not_depend_on_the_hash_seed(results: list[Result]) -> None:
     """Two processes with two seeds for str hashes run the same."""
-    program = "from marshal_sim.cluster.run import simulate\nprint(simulate(3).trace_hash)"
-    expected = results[SEEDS.index(3)].trace_hash
+    program = "from marshal_sim.cluster.run import simulate\nprint(simulate(14).trace_hash)"
+    expected = results[SEEDS.index(14)].trace_hash
     root = Path(__file__).resolve().parent.parent.parent
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)}
