@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from marshal_py.client.messages.message import claim_of
 from marshal_py.client.process import lanes
 from marshal_py.client.process.lanes import LaneKey, Lanes
 from marshal_py.protocol.wire.identity import TopicPartition
@@ -350,6 +351,36 @@ def steps_of(call: Callable[[], object]) -> int:
     return steps
 
 
+def begun(world: World, count: int) -> list[tuple[int, int]]:
+    """The partition and the offset of the next messages for handlers."""
+    messages = [world.lanes.next() for _ in range(count)]
+    return [(claim_of(one).tp.partition, one.offset) for one in messages if one is not None]
+
+
+def test_the_oldest_of_each_partition_in_turn_is_next() -> None:
+    """Else the position of a partition would stand still while handlers work on the backlog of another one."""
+    world = World()
+    claims = [world.claim, cast(Any, Claim())]
+    claims[1].tp = TopicPartition("orders", 1)
+    for claim, offsets in ((claims[0], (1, 2, 3, 0)), (claims[1], (7, 8))):
+        world.claim = claim
+        for offset in offsets:
+            world.lanes.add(LaneKey(claim.tp, None, offset), world.message(offset))
+    assert begun(world, 6) == [(0, 0), (1, 7), (0, 1), (1, 8), (0, 2), (0, 3)]
+
+
+def test_what_was_put_back_because_its_gate_was_shut_is_next() -> None:
+    world = World()
+    for offset in range(4):
+        world.lanes.add(LaneKey(TP, None, offset), world.message(offset))
+    first = world.lanes.next()
+    assert first is not None
+    world.lanes.put_back(first)
+    assert begun(world, 1) == [], "the gate is shut"
+    world.lanes.reopen(world.claim)
+    assert begun(world, 4) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
 def test_what_waits_costs_nothing_where_it_is_not_meant() -> None:
     """The Marshal's lock is held meanwhile, so its heartbeats wait, too."""
 
@@ -371,7 +402,7 @@ def test_what_waits_costs_nothing_where_it_is_not_meant() -> None:
             steps_of(world.lanes.in_vain),
             steps_of(world.lanes.all_parked),
             steps_of(lambda: world.lanes.waiting_for(False)),
-            steps_of(lambda: world.lanes.of_offset(TP, 1)),
+            steps_of(lambda: world.lanes.busy_with(TP, 1)),
             steps_of(lambda: world.lanes.take_waiting(ours)),
         ]
 

@@ -15,7 +15,7 @@ from marshal_py.log.observer import Observer
 from marshal_py.metrics import Collector
 from marshal_py.protocol.wire.records import Note
 from tests.client.test_process import fill
-from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, joined, until
+from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, calm, joined, until
 
 
 def shown(marshal: Marshal, group: str) -> list[str]:
@@ -114,6 +114,35 @@ def test_prometheus_gets_them(memory: MemoryTestCluster) -> None:
     assert f'marshal_process_waiting{{{labels},reason="lane"}} 2.0' in said
     assert f"marshal_process_finished_total{{{labels}}} 3.0" in later
     assert f"marshal_process_handler_s_count{{{labels}}} 3.0" in later
+
+
+def test_a_message_that_waits_for_a_worker_does_not_hold_up_the_position(memory: MemoryTestCluster) -> None:
+    """It was put back because its gate was shut, or was tried again, and all workers have others since: nothing is
+    wrong with it, and to skip it would lose it."""
+    topic, hold, other = fill(memory, 4, keys=4), threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        if message.offset == 0 and message.delivery_count == 1:
+            assert other.wait(DEADLINE_S)
+            raise Retry(after_s=0)
+        if message.offset == 2:
+            other.set()  # 1 is done, and the other worker takes 3 before 0 has come again
+        assert message.offset < 2 or hold.wait(DEADLINE_S)
+
+    with (
+        memory.connect() as marshal,
+        calm(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(handle, workers=2) as work,
+    ):
+        states = {0: "ready", 2: "working", 3: "working"}
+        until(lambda: {lane.offset: lane.state for lane in work.lanes()} == states, "0 waits for a worker")
+        for _ in range(4):
+            looked = work._processing._held_up_look_s
+            memory.local.advance(processing.HELD_UP_S)
+            until(lambda: work._processing._held_up_look_s > looked, "it looks")  # noqa: B023
+        assert not [event for event in consumer.events() if event.kind == "held_up"]
+        hold.set()
+        until(lambda: work.stats().finished == 4, "all are done")
 
 
 def test_a_message_that_holds_up_the_position_is_reported_and_shown(

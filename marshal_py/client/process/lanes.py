@@ -1,4 +1,4 @@
-"""Which message may be handled next: at most one of each lane at a time, in the order of offsets.
+"""Which message may be handled next: of each partition in turn the oldest, and at most one of each lane at a time.
 
 A lane is a queue of messages that must be handled one after the other: those of one key of a partition, of a partition,
 or a single message. A message is waiting in its lane, or working (a handler has it), or parked: it was given back, and
@@ -13,7 +13,8 @@ from bisect import insort
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from heapq import heappop, heappush
+from itertools import chain, count
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -75,6 +76,40 @@ class Held:
     end: int = 0
 
 
+class Ready:
+    """Lanes that are ready: of each partition in turn, the one whose first message has the lowest offset, so that the
+    positions of all move, whatever came late or was put back."""
+
+    def __init__(self) -> None:
+        self._of: dict[TopicPartition, list[tuple[int, int, Lane]]] = {}  # heaps
+        self._turns: deque[list[tuple[int, int, Lane]]] = deque()  # those that have a lane
+        self._added = count()  # between equal offsets: lanes do not compare
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Lane]:
+        return (lane for lanes in self._turns for _, _, lane in lanes)
+
+    def add(self, lane: Lane) -> None:
+        """Adds a lane, in which a message waits."""
+        lanes = self._of.setdefault(lane.key.tp, [])
+        if not lanes:
+            self._turns.append(lanes)
+        heappush(lanes, (lane.waiting[0].offset, next(self._added), lane))
+        self._count += 1
+
+    def take(self) -> Lane:
+        """Takes away the lane whose turn it is."""
+        lanes = self._turns.popleft()
+        _, _, lane = heappop(lanes)
+        self._count -= 1
+        if lanes:
+            self._turns.append(lanes)
+        return lane
+
+
 class Lanes:
     """All lanes of one `process`."""
 
@@ -82,7 +117,7 @@ class Lanes:
         # By partition, because a claim that ends must not cost a look at the lanes of all others: they may be 100,000s.
         self._lanes: dict[TopicPartition, dict[LaneKey, Lane]] = {}
         self._of_message: dict[int, Lane] = {}  # by id of a message that works or is parked
-        self.ready: deque[Lane] = deque()
+        self.ready = Ready()
         self.shut: dict[Claim, list[Lane]] = {}  # claims that may not deliver now, and their lanes that were ready
         self.held: dict[Claim, Held] = {}
         self._dead: dict[Claim, dict[LaneKey, None]] = {}  # of which lanes a message became a dead letter, oldest first
@@ -134,7 +169,7 @@ class Lanes:
     def next(self) -> AnyMessage | None:
         """Returns the next message to handle, which works from now on; None if no lane is ready."""
         while self.ready:
-            lane = self.ready.popleft()
+            lane = self.ready.take()
             may = lane.waiting and not lane.blocked
             if may and self.shut and (shut := self.shut.get(claim_of(lane.waiting[0]))) is not None:
                 shut.append(lane)
@@ -191,8 +226,11 @@ class Lanes:
         self._offer(lane)
 
     def reopen(self, claim: Claim) -> None:
-        """Makes the lanes of a claim ready again, before others."""
-        self.ready.extendleft(reversed(self.shut.pop(claim, ())))
+        """Makes the lanes of a claim ready again, unless their messages were taken away meanwhile."""
+        for lane in self.shut.pop(claim, ()):
+            lane.queued = False
+            if lane.waiting:
+                self._offer(lane)
 
     def done(self, message: AnyMessage) -> None:
         """Notes that a message that works is finished, or of no concern any more."""
@@ -280,10 +318,10 @@ class Lanes:
         """Yields all lanes with unfinished messages."""
         return (lane for lane in self._all() if lane.blocked or lane.waiting)
 
-    def of_offset(self, tp: TopicPartition, offset: int) -> Lane | None:
-        """Returns the lane of a partition whose first unfinished message is at `offset`."""
-        lanes = self._of_partition(tp).values()
-        return next((lane for lane in lanes if first_of(lane).offset == offset), None)
+    def busy_with(self, tp: TopicPartition, offset: int) -> Lane | None:
+        """Returns the lane of a partition in which the message at `offset` works or is parked; None if it waits."""
+        busy = (lane for lane in self._busy() if lane.key.tp == tp and lane.blocked)
+        return next((lane for lane in busy if first_of(lane).offset == offset), None)
 
     def waiting_for(self, lists: bool) -> dict[str, int]:
         """Returns how many messages wait for what (ProcessStats). `lists`: a handler takes several of a lane at once,
@@ -382,7 +420,7 @@ class Lanes:
         if lane.waiting:
             if not lane.queued:
                 lane.queued = True
-                self.ready.append(lane)
+                self.ready.add(lane)
         elif self._is_current(lane):
             del self._lanes[lane.key.tp][lane.key]
 

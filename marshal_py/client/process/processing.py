@@ -330,12 +330,7 @@ LOOK_S: Final = 0.05  # between two looks for claims that end
 SHUT_S: Final = 0.01  # before a handler is tried again whose message came, and whose gate has shut since
 HELD_UP_S: Final = 10.0  # how long a message holds up its position before that is reported; then twice as long, ...
 HELD_UP_LOOK_S: Final = 1.0  # between two looks for such messages
-HOLDS: Final = {
-    "working": "a handler has it",
-    "retrying": "it is tried again later",
-    "ready": "it waits",
-    "": "no handler has it",
-}
+HOLDS: Final = {"working": "a handler has it", "retrying": "it is tried again later"}
 STEPS: Final = 8  # in so many parts of `window` messages come, while enough of them wait for their handlers
 KEY_CHARS_MAX: Final = 80  # of a key in a report
 IDLE_S: Final = 0.5  # how long a worker waits for a message before it looks whether it must end
@@ -772,8 +767,8 @@ class Processing(Generic[K_co, V_co]):
             self._report_held_up()
 
     def _report_held_up(self) -> None:
-        """Reports messages that have held up the position of their partition for long: others above are finished. What
-        waits behind many others does not: there the position moves."""
+        """Reports messages that have held up the position of their partition for long: others above are finished. A
+        message that waits for its first handler does not, however many are above it."""
         with self._context.outbox, self._context.lock:
             now_ms, known = self._context.clock.now().mono_ms, self._held_up
             self._held_up = {}
@@ -784,18 +779,20 @@ class Processing(Generic[K_co, V_co]):
                 if first is None or not tracker.finished_above:
                     continue
                 offset, since_ms, due_s = first[1], now_ms, HELD_UP_S
+                with self._lock:
+                    lane = self._lanes.busy_with(claim.tp, offset)
                 if claim in known and known[claim][0] == offset:
                     _, since_ms, due_s = known[claim]
+                elif lane is None:
+                    continue
                 age_s = (now_ms - since_ms) / 1000
-                if age_s >= due_s:
-                    self._note_held_up(claim, offset, age_s, tracker)
+                if lane is not None and age_s >= due_s:
+                    self._note_held_up(claim, offset, age_s, tracker, lane)
                     due_s = 2 * max(age_s, HELD_UP_S)
                 self._held_up[claim] = offset, since_ms, due_s
 
-    def _note_held_up(self, claim: Claim, offset: int, age_s: float, tracker: AtLeastOnce) -> None:
-        with self._lock:
-            lane = self._lanes.of_offset(claim.tp, offset)
-            key, state = (None, "") if lane is None else (lane.key.key, _state(lane))
+    def _note_held_up(self, claim: Claim, offset: int, age_s: float, tracker: AtLeastOnce, lane: Lane) -> None:
+        key, state = lane.key.key, _state(lane)
         named = "" if key is None else f" of key {_text_of(key):.{KEY_CHARS_MAX}}"
         above = f"{tracker.finished_above} above it are done"
         text = f"the message{named} has held up the position for {age_s:.0f} s, and {above}"
