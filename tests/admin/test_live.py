@@ -192,6 +192,8 @@ def test_what_is_refused_writes_nothing(servers: dict[str, Any]) -> None:
         before = group.info()
         with pytest.raises(PositionOutOfRange, match=f"valid are 0 to {EACH}"):
             group.set_position("orders", EACH + 1)
+        with pytest.raises(PositionOutOfRange, match=f"valid are 0 to {EACH}"):
+            group.set_position("orders", shift_by=-EACH - 1)  # wherever the owner is
         with pytest.raises(GroupMissing, match="never consumed topic 'bare'"):
             group.set_position("bare", 0)
         with pytest.raises(GroupMissing, match="knows 4 partitions"):

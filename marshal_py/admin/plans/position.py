@@ -394,15 +394,16 @@ class PositionResolver:
         return sorted(set(found))
 
     def check(self) -> None:
-        """Refuses wrong positions before anything is paused (M3), as `targets.resolve` does. Of a shift of an owned
-        partition only the end: its owner may be further than the log says."""
+        """Refuses wrong positions before anything is paused (M3), as `resolve` does. Of a shift of an owned partition
+        only what is beyond the end, or would be below the beginning from there, too: its owner may be further than the
+        log says."""
         owned = self._group().claims.values()
         moving = {partition.tp for partition in owned} if self._target.where is None else set()
         self._resolve([tp for tp in self.tps if tp not in moving])
         try:
             self._resolve([tp for tp in self.tps if tp in moving])
         except PositionOutOfRange as error:
-            if error.position > error.end:
+            if error.position > error.end or error.end + self._target.shift_by < error.first:
                 raise
 
     def positions(self) -> dict[TopicPartition, int]:
