@@ -76,13 +76,17 @@ class Held:
     end: int = 0
 
 
+# Of a partition, by offset: what came in this order, as nearly all does, and a heap of the others.
+_Entries = tuple[deque[tuple[int, Lane]], list[tuple[int, int, Lane]]]
+
+
 class Ready:
     """Lanes that are ready: of each partition in turn, the one whose first message has the lowest offset, so that the
     positions of all move, whatever came late or was put back."""
 
     def __init__(self) -> None:
-        self._of: dict[TopicPartition, list[tuple[int, int, Lane]]] = {}  # heaps
-        self._turns: deque[list[tuple[int, int, Lane]]] = deque()  # those that have a lane
+        self._of: dict[TopicPartition, _Entries] = {}
+        self._turns: deque[_Entries] = deque()  # those that have a lane
         self._added = count()  # between equal offsets: lanes do not compare
         self._count = 0
 
@@ -90,23 +94,34 @@ class Ready:
         return self._count
 
     def __iter__(self) -> Iterator[Lane]:
-        return (lane for lanes in self._turns for _, _, lane in lanes)
+        return (entry[-1] for entries in self._turns for part in entries for entry in part)
 
     def add(self, lane: Lane) -> None:
         """Adds a lane, in which a message waits."""
-        lanes = self._of.setdefault(lane.key.tp, [])
-        if not lanes:
-            self._turns.append(lanes)
-        heappush(lanes, (lane.waiting[0].offset, next(self._added), lane))
+        offset, tp = lane.waiting[0].offset, lane.key.tp
+        entries = self._of.get(tp)
+        if entries is None:
+            entries = self._of[tp] = (deque(), [])
+        in_order, others = entries
+        if not in_order and not others:
+            self._turns.append(entries)
+        if not in_order or offset > in_order[-1][0]:
+            in_order.append((offset, lane))
+        else:
+            heappush(others, (offset, next(self._added), lane))
         self._count += 1
 
     def take(self) -> Lane:
         """Takes away the lane whose turn it is."""
-        lanes = self._turns.popleft()
-        _, _, lane = heappop(lanes)
+        entries = self._turns.popleft()
+        in_order, others = entries
+        if others and (not in_order or others[0][0] <= in_order[0][0]):
+            lane = heappop(others)[-1]
+        else:
+            lane = in_order.popleft()[-1]
+        if in_order or others:
+            self._turns.append(entries)
         self._count -= 1
-        if lanes:
-            self._turns.append(lanes)
         return lane
 
 
