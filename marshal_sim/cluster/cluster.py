@@ -572,7 +572,11 @@ class Cluster:
         """Returns the evidence on what these clients promised to their users and told them."""
         journal = self.evidence
         known = dict(journal.known_claims)
-        known |= {client.number: client.known_claims() for client in self.living() if client.callbacks.idle}
+        known |= {
+            client.number: client.known_claims()
+            for client in self.living()
+            if client.callbacks.idle and not client.frozen
+        }
         return {
             "letters": [one for one in journal.letters if one.client in of],
             "confirmations": [one for one in journal.confirmations if one.client in of],
