@@ -50,7 +50,7 @@ STAY: Final = {
     "process": {"style": "process"},
     "witness": {"style": "single", "last_will": "process"},
 }
-# In a group of its own, because the judge reads journals and this has none.
+# In a group and a log of its own, because the judge asks for the journal of each consumer, and this has none.
 ASYNCIO: Final = """
 import asyncio, sys
 from marshal_py import aio
@@ -140,12 +140,13 @@ class Endurance:
     def __init__(self, run: ProcessScenario, folder: Path, data: Path) -> None:
         self._run, self._folder, self._data = run, folder, data
         self._pids: dict[str, int] = {}
+        self._beside: list[subprocess.Popen[bytes]] = []
         self._samples: dict[str, list[Sample]] = {}
         self._scrapes_ms: list[tuple[float, float]] = []
         self.visits = 0
 
     @contextlib.contextmanager
-    def _beside(self, name: str, *arguments: str) -> Iterator[None]:
+    def _started(self, name: str, *arguments: str) -> Iterator[None]:
         """A process that stays and writes no journal."""
         with (self._folder / f"{name}.log").open("wb") as out:
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -153,6 +154,7 @@ class Endurance:
                 [sys.executable, *arguments], cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT
             )
             self._pids[name] = popen.pid
+            self._beside.append(popen)
             try:
                 yield
             finally:
@@ -172,8 +174,8 @@ class Endurance:
         run.wait(lambda: run.all_owned(PARTITIONS), "every partition has an owner")
         exporter = ("exporter", "--bootstrap-servers", servers, "--coordination-topic", coordination)
         with (
-            self._beside("asyncio", "-c", ASYNCIO, servers, run.topics[0], coordination),
-            self._beside("exporter", "-m", "marshal_py", *exporter, "--port", str(port)),
+            self._started("asyncio", "-c", ASYNCIO, servers, run.topics[0], f"{coordination}-asyncio"),
+            self._started("exporter", "-m", "marshal_py.cli", *exporter, "--port", str(port)),
         ):
             run.wait(lambda: self._scrape(port) is not None, "the exporter answers", SETTLE_S)
             began, log_bytes, visit_at, visitor = time.monotonic(), self._log_bytes(), VISIT_EVERY_S, ""
@@ -210,7 +212,10 @@ class Endurance:
             file.write(json.dumps({"at_s": at_s, "scrape_ms": scraped_ms, **newest}) + "\n")
 
     def _scrape(self, port: int) -> float | None:
-        """Returns how many ms a scrape took; None if nothing answers."""
+        """Returns how many ms a scrape took; None if nothing answers yet."""
+        for popen in self._beside:
+            if popen.poll() is not None:
+                raise AssertionError(f"a process has ended: {popen.args}; see the logs in {self._folder}")
         began = time.monotonic()
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as it:
             if f'group="{self._run.group}"'.encode() in it.read():
