@@ -79,7 +79,7 @@ def top(
             raise output.CommandFailed("this broker cannot look up times; a dump can")
         if times_ms is None and asked_ms is not None:
             times_ms = observer.oldest_ms(group), SystemClock().now().wall_ms
-            source.at_ms = max(asked_ms, times_ms[0])
+            source.at_ms = min(max(asked_ms, times_ms[0]), times_ms[1])
         if not live and times_ms is not None and asked_ms is not None and asked_ms < times_ms[0]:
             what = "log" if options.dump is None else "dump"
             raise output.CommandFailed(f"--at {at} lies before the {what}, which begins at {time_of(times_ms[0])}")
