@@ -42,7 +42,7 @@ SETTLE_S: Final = 180.0
 HOUR_S: Final = 3_600.0
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 PAGE_KB: Final = os.sysconf("SC_PAGE_SIZE") // 1024
-# The least that a half has of it, compared with the other half: memory that is needed for a moment is no growth.
+# By how much the least of the second half may be above that of the first: what is needed for a moment is no growth.
 GROWTH: Final = {"rss_kb": 4_096, "threads": 1, "descriptors": 3}
 STAY: Final = {
     "one by one": {"style": "single"},

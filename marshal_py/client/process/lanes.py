@@ -241,11 +241,10 @@ class Lanes:
         self._offer(lane)
 
     def reopen(self, claim: Claim) -> None:
-        """Makes the lanes of a claim ready again, unless their messages were taken away meanwhile."""
+        """Makes the lanes of a claim ready again."""
         for lane in self.shut.pop(claim, ()):
             lane.queued = False
-            if lane.waiting:
-                self._offer(lane)
+            self._offer(lane)
 
     def done(self, message: AnyMessage) -> None:
         """Notes that a message that works is finished, or of no concern any more."""
