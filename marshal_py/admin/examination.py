@@ -177,7 +177,7 @@ class Examination:
             surplus = count - root.partitions
             yield Check("partitions", "ok", f"{surplus} beyond the root's {root.partitions} are not used")
         study = Study(clock(), clock)
-        watch = Watch(lambda: observer, in_cluster=count is not None, states=True, listen=study.read)
+        watch = Watch(lambda: observer, in_cluster=count is not None, shows="states", listen=study.read)
         watch.refresh(whole=True)
         study.now_ms = watch.as_of_ms
         groups = [group for _, group in observer.groups()]

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from marshal_py.admin.views import diagnosis, health, overview
 from marshal_py.admin.views.diagnosis import Slow
@@ -32,6 +32,7 @@ from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import Heartbeat
 from marshal_py.transport.ports import TopicInfo
 
+Shows = Literal["groups", "states", "summaries"]
 RATE_RECORDS: Final = 4_096  # of all logs: of busy ones the rest of a minute is a look at a snapshot
 FINDINGS_MS: Final = 5_000  # why nobody consumes a group that did not change changes by silence alone
 ANSWER_S: Final = 5.0  # for the offsets of data partitions; then the last ones stay
@@ -64,19 +65,19 @@ class Watch:
         group: str | None = None,
         in_cluster: bool = True,
         believes: bool = False,
-        states: bool = False,
+        shows: Shows = "groups",
         listen: Callable[[Judged], None] = lambda _: None,
     ) -> None:
         """`open_observer`: called by the first refresh, and again by one after an error that a new reader may not
         have. `in_cluster`: False for the past and a dump; with `believes` the ends are then those of that time, and
         where the reader has no cluster, or Kafka no such message any more, those that owners last wrote into the log.
-        `states`: what is shown is how groups are, with deleted ones, and not how long messages wait: nothing is asked
-        for that. `listen`: gets each record that is read."""
+        `shows`: `groups` and all else; or, with deleted groups, `states`, without how long messages wait; `summaries`:
+        from few records and without rows of partitions. `listen`: gets each record that is read."""
         self.as_of_ms: int = 0
         self.problem: str = ""
         self.observer: Observer | None = None
         self._open_observer, self._group, self._in_cluster = open_observer, group, in_cluster
-        self._believes, self._states, self._listen = believes, states, listen
+        self._believes, self._shows, self._listen = believes, shows, listen
         self._groups: tuple[GroupHealth, ...] = ()
         self._worlds: dict[str, tuple[int, Group]] = {}  # the same groups, as their logs say
         self._tallies: dict[str, Tally] = {}
@@ -133,9 +134,10 @@ class Watch:
     def summaries(self) -> tuple[GroupSummary, ...]:
         """Returns the groups as `marshal groups ls` shows them."""
         assert self.observer is not None
+        causes = {name: dict.fromkeys(one.cause for one in each.causes) for name, each in self._judged.items()}
         return tuple(
-            overview.summary(group, self.observer.signs_of(log, group), self.as_of_ms, health.causes)
-            for health, (log, group) in zip(self._groups, self._worlds.values(), strict=True)
+            overview.summary(group, self.observer.signs_of(log, group), self.as_of_ms, causes[name])
+            for name, (log, group) in self._worlds.items()
         )
 
     def judgement(self, group: str) -> Judgement:
@@ -165,7 +167,8 @@ class Watch:
                 self._data.look_up([group for _, group in self._live()], self._tps, now_ms, self._ticks_ms, whole)
             elif self._believes:
                 self._data.believe([group for _, group in self._live()], self._tps, now_ms)
-            self._groups = tuple(self._picture(now_ms))
+            self._judge(now_ms)
+            self._groups = () if self._shows == "summaries" else tuple(self._picture(now_ms))
             self._worlds = {group.name: (log, group) for log, group in self._live()}
         except MarshalError as error:
             self.problem = str(error)
@@ -191,7 +194,7 @@ class Watch:
     def _open(self) -> None:
         self.observer = self._open_observer()
         self._looking = Looking(self.observer)
-        self._data = _DataTopics(self.observer, ages=not self._states)
+        self._data = _DataTopics(self.observer, ages=self._shows == "groups")
         self._looking.firsts = self._data.facts.firsts
         self._advisories: dict[int, Advisories] = {}  # by log
         self._tallies, self._known_tps, self._judged = {}, {}, {}
@@ -204,13 +207,13 @@ class Watch:
         assert observer is not None
         now_ms = until_ms if until_ms is not None else observer.as_of_ms if self._in_cluster else observer.newest_ms()
         since_ms, look = now_ms - WINDOW_MS, self._looking.pace.read
-        asked = observer.read(self._group, since_ms=since_ms, records_max=RATE_RECORDS, until_ms=until_ms, look=look)
-        for judged in asked:
+        few = 0 if self._shows == "summaries" else RATE_RECORDS
+        for judged in observer.read(self._group, since_ms=since_ms, records_max=few, until_ms=until_ms, look=look):
             self._listen(judged)
             self._read(observer, judged if not self._followed_ms else self._timed(observer, judged), now_ms)
         self._looking.pace.catch_up()
         if self._in_cluster:
-            if not self._followed_ms and not self._states:  # from now on it counts
+            if not self._followed_ms and self._shows == "groups":  # from now on it counts
                 self._advisories = {log: Advisories(world) for log, world in observer.worlds.items()}
             self._followed_ms = observer.as_of_ms
         return observer.as_of_ms if self._in_cluster else max(self._newest_ms, until_ms or 0)
@@ -231,7 +234,7 @@ class Watch:
         self._looking.read(judged, now_ms)
         if record.timestamp_ms > self._newest_ms:
             self._newest_ms = record.timestamp_ms
-        if self._states or (self._in_cluster and not self._followed_ms):
+        if self._shows != "groups" or (self._in_cluster and not self._followed_ms):
             return  # states count nothing, and another start would count the last minute again
         world = observer.worlds[record.log]
         group = world.groups.get(verdict.group)
@@ -247,7 +250,7 @@ class Watch:
         return [
             (log, group)
             for log, group in self.observer.groups()
-            if group.name == self._group or (self._group is None and (self._states or not group.deleted))
+            if group.name == self._group or (self._group is None and (self._shows != "groups" or not group.deleted))
         ]
 
     def _tps(self, group: Group) -> list[TopicPartition]:
@@ -260,9 +263,8 @@ class Watch:
 
     def _picture(self, now_ms: int) -> Iterator[GroupHealth]:
         assert self.observer is not None
-        data, live, pace = self._data.facts, self._live(), self._looking.pace
-        self._judge([each for each in live if self._is_due(each[1])], now_ms)
-        for log, group in live:
+        data, pace = self._data.facts, self._looking.pace
+        for log, group in self._live():
             recreated, judged = find_recreated(group, self.observer.topics), self._judged[group.name]
             left = set(overview.gone(group, self._data.infos)) - named(group)
             tps = [tp for tp in self._tps(group) if tp.topic not in left]
@@ -278,18 +280,16 @@ class Watch:
             moved_ms = pace.moved_ms(group.name)
             yield health.group_health(group, *told, signs_ms, pause, self.tally(group.name), rows, moved_ms, now_ms)
 
-    def _is_due(self, group: Group) -> bool:
-        """Returns whether a group is to be judged anew."""
-        known = self._judged.get(group.name)
-        new = known is None or known.shape != group.shape or not self._in_cluster
-        return new or (known is not None and self._ticks_ms - known.ticks_ms >= FINDINGS_MS)
-
-    def _judge(self, due: Sequence[tuple[int, Group]], now_ms: int) -> None:
-        """Notes why nobody consumes, and what is wrong besides, by the judgement of `marshal doctor`. It asks for the
-        ends of all these groups at once."""
+    def _judge(self, now_ms: int) -> None:
+        """Notes of the groups that are due why nobody consumes, and what is wrong besides, by the judgement of `marshal
+        doctor`. It asks for the ends of all of them at once."""
         observer, looking = self.observer, self._looking
         assert observer is not None
-        infos, ends = self._data.infos, self._data.facts.ends
+        infos, ends, due = self._data.infos, self._data.facts.ends, []
+        for each in self._live():
+            known = self._judged.get(each[1].name) if self._in_cluster else None
+            if known is None or known.shape != each[1].shape or self._ticks_ms - known.ticks_ms >= FINDINGS_MS:
+                due.append(each)
         waits = {group.name: looking.waits(group, now_ms, ends) for _, group in due}
         asked = set(chain.from_iterable(waits.values())) - self._data.untold
         then = observer.ends_before(asked, now_ms - HANGS_MS, ends)

@@ -211,7 +211,7 @@ def _notices(options: ReadOptions, group: str, cut: Cut) -> list[str]:
     """Returns what is wrong with the group, if the question is about the present of a cluster."""
     if cut != Cut() or options.dump is not None:
         return []
-    with options.watch(group, states=True) as watch:
+    with options.watch(group, "states") as watch:
         return list(watch.states()[0].notices)
 
 

@@ -223,7 +223,7 @@ def ls(
 
     A consumer without a heartbeat for two of its intervals, by this machine's clock, is silent: dead, or cut off.
     """
-    with options.watch(None, states=True) as watch:
+    with options.watch(None, "summaries") as watch:
         found = [one for one in watch.summaries() if deleted or not one.deleted]
     columns = ("group", "delivery", "consumers", "owned", "partitions", "topics", "state")
     options.show(found, found, GroupSummary.__struct_fields__, columns, _cells)

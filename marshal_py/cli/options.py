@@ -33,7 +33,7 @@ from marshal_py.transport.option_names import suggestion
 
 if TYPE_CHECKING:
     from marshal_py.admin.group import Group
-    from marshal_py.admin.watch import Watch
+    from marshal_py.admin.watch import Shows, Watch
     from marshal_py.protocol.wire.codec import SigningKey
 
 LOGS_NAMED: Final = 5  # how many logs a line names
@@ -204,12 +204,12 @@ class ReadOptions(CommonOptions):
         return None if text is None else moment_of(text, self.now_ms())
 
     @contextmanager
-    def watch(self, group: str | None, states: bool = False) -> Iterator[Watch]:
-        """Gives a whole picture of a group, or of all. `states`: as Watch has it. Raises CommandFailed if there is no
+    def watch(self, group: str | None, shows: Shows = "groups") -> Iterator[Watch]:
+        """Gives a whole picture of a group, or of all. `shows`: as Watch has it. Raises CommandFailed if there is no
         such group."""
         from marshal_py.admin.watch import Watch  # which most commands do without
 
-        with Watch(self.observer, group, in_cluster=self.dump is None, states=states) as watch:
+        with Watch(self.observer, group, in_cluster=self.dump is None, shows=shows) as watch:
             watch.refresh(whole=True)
             require_group(watch.observer, group)
             if watch.observer is not None and watch.observer.root is None:

@@ -165,7 +165,7 @@ def state(
 
 
 def _groups(options: ReadTableOptions, group: str | None) -> None:
-    with options.watch(group, states=True) as watch:
+    with options.watch(group, "states") as watch:
         groups, observer = list(watch.states()), watch.observer
         assert observer is not None
         incarnation = None if observer.root is None else observer.root.incarnation.hex()

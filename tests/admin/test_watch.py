@@ -580,6 +580,6 @@ def test_a_consumer_that_is_slower_than_the_producers_is_named(
     text = "'billing-1' is slow: it finishes 1 messages/s of orders:0 against 3.05/s written"
     assert ("slow consumer" in [check.name for check in diagnosis.check(billing, diagnosis.Limits()).checks]) == said
     assert any(text in notice for notice in billing.notices) == said, billing.notices
-    with Watch(scene.observer, "billing", states=True) as watch:
+    with Watch(scene.observer, "billing", shows="states") as watch:
         watch.refresh()
         assert any(text in notice for notice in watch.states()[0].notices) == said

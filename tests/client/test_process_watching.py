@@ -20,7 +20,7 @@ from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, calm, j
 
 def shown(marshal: Marshal, group: str) -> list[str]:
     """What a look at the log says of messages that hold up positions, as `marshal state` prints it."""
-    with Watch(lambda: Observer(marshal.transport, marshal.coordination_topic), group, states=True) as watch:
+    with Watch(lambda: Observer(marshal.transport, marshal.coordination_topic), group, shows="states") as watch:
         watch.refresh()
         return [notice for notice in watch.states()[0].notices if "held up" in notice]
 
