@@ -19,11 +19,14 @@ from marshal_py.admin.views.exposition import OWN
 from marshal_py.admin.watch import Watch
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import (
+    AT_LEAST_ONCE,
     DIED,
     FAILED,
     ClaimingPartition,
     Evict,
+    GroupConfig,
     Heartbeat,
+    Join,
     Leave,
     Note,
     ReleaseGroup,
@@ -58,7 +61,8 @@ def expressions(board: Path) -> list[str]:
 
 class Rules:
     """The rules of alerts.yaml. Each expression is `METRIC{...} OP NUMBER`, of `increase(METRIC{...}[...])` too, or
-    `time() - METRIC OP NUMBER`, and may have `and`, or `and ignoring(cause)`, another one."""
+    `time() - METRIC OP NUMBER`, and may have `and`, or `and ignoring(cause)`, another one, or two in brackets with
+    `or`."""
 
     def __init__(self) -> None:
         text = (MONITORING / "alerts.yaml").read_text(encoding="utf-8")
@@ -72,8 +76,11 @@ class Rules:
     def _groups(self, rule: str, before: Samples, now: Samples, now_s: float) -> set[str]:
         if rule.startswith("absent("):
             return set() if rule[len("absent(") : -1] in now else {""}
-        parts = [set(self._one(part, before, now, now_s)) for part in re.split(r" and (?:ignoring\(cause\) )?", rule)]
-        return set.intersection(*parts)
+        found = []
+        for part in re.split(r" and (?:ignoring\(cause\) )?", rule):
+            either = part.strip("()").split(" or ") if " or " in part else [part]
+            found.append({group for one in either for group in self._one(one, before, now, now_s)})
+        return set.intersection(*found)
 
     def _one(self, rule: str, before: Samples, now: Samples, now_s: float) -> Iterator[str]:
         summed = rule.startswith("sum without (kind) (")
@@ -280,6 +287,22 @@ def test_an_old_topic_that_nobody_reads_is_at_rest(scene: Scene) -> None:
     scene.own("two topics", "two", "events", 1)
     scene.write(Topology("orders", 2, NONE), "two topics")
     assert scene.look() == set()
+
+
+def test_a_partition_that_nobody_may_own_and_that_never_had_a_position(scene: Scene) -> None:
+    scene.now_ms -= 60_000
+    scene.broker.create_topic("events", 2)
+    scene.write(GroupConfig(NONE, policy="members", members=("a", "b"), max_members=2), "other")
+    instance = bytes([9]) * 16
+    session = scene.write(Join("two", instance, AT_LEAST_ONCE, 1_000, ("events",), member="a"), "other")
+    scene.write(Topology("events", 2, NONE), "other")
+    scene.write(ClaimingPartition(session, "events", 0, NONE, 0), "other")
+    scene.now_ms += 60_000
+    scene.write(Heartbeat(session, 1), "other")
+    assert scene.look() == set(), "nothing waits"
+    scene.fill("events", 1, 3)
+    assert scene.look() == {"MarshalUnserved"}
+    assert [value for labels, value in scene.before["marshal_group_lag"] if labels["group"] == "other"] == [0]
 
 
 def test_an_exporter_that_is_gone() -> None:

@@ -116,17 +116,18 @@ class Watch:
     def states(self) -> tuple[GroupState, ...]:
         """Returns the groups as `marshal state` shows them."""
         assert self.observer is not None
-        ends, topics, now_ms = self._data.facts.ends, self.observer.topics, self.as_of_ms
+        data, topics, now_ms = self._data.facts, self.observer.topics, self.as_of_ms
         return tuple(
             overview.state(
                 group,
                 log,
                 self.observer.signs_of(log, group),
-                ends,
+                data.ends,
                 now_ms,
                 health.pause,
                 find_recreated(group, topics),
                 health.notices,
+                data.firsts,
             )
             for health, (log, group) in zip(self._groups, self._worlds.values(), strict=True)
         )
@@ -299,7 +300,7 @@ class Watch:
             stopped = overview.stopped(group, find_recreated(group, observer.topics), ends)
             facts = looking.facts(log, group, now_ms, stopped, gone, ends, waits[group.name], then)
             found.append((group, facts, standstills(group, facts)))
-        behind = {group.name: self._behind(group, now_ms, _hanging(causes), ends) for group, _, causes in found}
+        behind = {group.name: self._behind(group, now_ms, causes, ends) for group, _, causes in found}
         minute = observer.ends_before(set(chain.from_iterable(behind.values())), now_ms - WINDOW_MS, ends)
         for number, (group, facts, causes) in enumerate(found):
             said = _hanging(causes)
@@ -319,14 +320,15 @@ class Watch:
             )
 
     def _behind(
-        self, group: Group, now_ms: int, hanging: Collection[tuple[str, int]], ends: Mapping[TopicPartition, int]
+        self, group: Group, now_ms: int, causes: Collection[Standstill], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, float]:
-        """Returns the speeds of the partitions that are a minute behind, of those that lag most. `hanging`: where
-        nothing is finished at all, which another cause says."""
+        """Returns the speeds of the partitions that are a minute behind, of those that lag most, without those where
+        nothing is finished at all, because a cause says so: it hangs, or its owner is silent."""
+        hanging, silent = _hanging(causes), {one for each in causes if each.cause == "silent" for one in each.sessions}
         behind: dict[TopicPartition, float] = {}
         for each in group.claims.values() if not group.paused else ():
             lag = ends.get(each.tp, 0) - each.position
-            if lag <= 0 or tuple(each.tp) in hanging or each.tp in self._data.untold:
+            if lag <= 0 or tuple(each.tp) in hanging or each.owner in silent or each.tp in self._data.untold:
                 continue
             speed = self._looking.pace.per_second(group.name, each.tp, now_ms)
             if 0 < speed < lag * 1000 / WINDOW_MS:

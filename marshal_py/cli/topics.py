@@ -10,6 +10,7 @@ import typer
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from marshal_py.admin.group import group_names
+from marshal_py.admin.views.overview import positions
 from marshal_py.cli import output
 from marshal_py.cli.changes import Yes, ask
 from marshal_py.cli.documents import prints
@@ -24,7 +25,7 @@ from marshal_py.cli.options import (
 )
 from marshal_py.errors import CoordinationTopicMissing
 from marshal_py.topics import changes
-from marshal_py.topics.changes import info_of
+from marshal_py.topics.changes import Purged, info_of
 from marshal_py.topics.topic import Topic
 from marshal_py.transport.ports import ClusterAdmin, Replicas
 
@@ -82,11 +83,13 @@ class PurgedPartition(Struct, frozen=True):
 
 
 class TopicPurge(Struct, frozen=True):
-    """What a purge did, or would do."""
+    """What a purge did, or would do. Of a dry run `unfinished`: how many of the offsets are at or after the positions
+    of a group, by group."""
 
     topic: str
     dry_run: bool
     partitions: list[PurgedPartition]
+    unfinished: dict[str, int] | UnsetType = UNSET
 
 
 app: Final = typer.Typer(help="Topics: create, show, change, delete.", no_args_is_help=True, rich_markup_mode=None)
@@ -273,7 +276,11 @@ def purge(
     try:
         planned = source.purge(**target, dry_run=True)  # type: ignore[arg-type]  # typer has checked the kinds
         going = sum(each.after - each.before for each in planned.values())
+        unfinished = {} if yes and not dry_run else _unfinished(options, topic, planned)
+        losers = [f"group {name!r} has not finished {count} of them" for name, count in unfinished.items()]
         if not dry_run:
+            for line in losers:
+                output.say(line)
             ask(f"Delete {going} offsets of {topic!r} for good?", yes)
         found = planned if dry_run else source.purge(**target)  # type: ignore[arg-type]
     finally:
@@ -281,4 +288,20 @@ def purge(
     rows = [PurgedPartition(number, *each) for number, each in found.items()]
     would = "would be" if dry_run else "are"
     lines = [f"{topic}:{row.partition} begins at {row.after} (was {row.before})" for row in rows]
-    options.print_result(TopicPurge(topic, dry_run, rows), "\n".join([*lines, f"{going} offsets {would} deleted"]))
+    lines += [f"{going} offsets {would} deleted", *(losers if dry_run else ())]
+    options.print_result(TopicPurge(topic, dry_run, rows, unfinished if dry_run else UNSET), "\n".join(lines))
+
+
+def _unfinished(options: CommonOptions, topic: str, planned: Mapping[int, Purged]) -> dict[str, int]:
+    """Returns how many offsets of what a purge deletes are at or after the positions of a group, by group."""
+    found: dict[str, int] = {}
+    try:
+        with options.observer() as observer:
+            observer.fold()
+            for _, group in observer.groups():
+                known = {tp.partition: at for tp, at in positions(group).items() if tp.topic == topic}
+                lost = (planned[n].after - max(at, planned[n].before) for n, at in known.items() if n in planned)
+                found[group.name] = sum(max(0, count) for count in lost)
+    except CoordinationTopicMissing:  # no consumer has ever run here
+        pass
+    return {name: count for name, count in found.items() if count}

@@ -361,6 +361,19 @@ def test_messages_before_the_first_that_is_there_do_not_wait(scene: Scene) -> No
     assert scene.watch.groups()[0].causes == {}
 
 
+@pytest.mark.parametrize(("first", "causes"), [(27, ["no_consumer"]), (201, [])])
+def test_messages_that_were_deleted_are_no_lag_but_are_told(scene: Scene, first: int, causes: list[str]) -> None:
+    session, _ = scene.own("billing", "billing-1", "orders", 1)
+    scene.write(Leave(session), "billing")
+    scene.fill("orders", 0, 201)
+    scene.broker.delete_records(TopicPartition("orders", 0), first)
+    scene.watch.refresh()
+    (billing,), (state,) = scene.watch.groups(), scene.watch.states()
+    assert (billing.lag, state.partitions[0].lag, list(billing.causes)) == (201 - first, 201 - first, causes)
+    assert any(f"{billing.lag} messages wait" in notice for notice in billing.notices) == bool(causes)
+    assert any("Kafka has deleted unfinished messages of orders:0" in notice for notice in billing.notices)
+
+
 def test_what_is_gone_is_forgotten(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("marshal_py.admin.watch.WINDOW_MS", 0)
     assert scene.watch.tally("billing").redelivered == 0, "also before the first refresh"
@@ -562,9 +575,13 @@ def test_deaths_are_forgotten_after_a_minute(scene: Scene) -> None:
         assert len(watch._looking.deaths("billing", 0)) == 0
 
 
-@pytest.mark.parametrize(("finished", "said"), [(1, True), (4, False), (0, False)], ids=["slow", "fast", "hangs"])
+@pytest.mark.parametrize(
+    ("finished", "silent_s", "said"),
+    [(1, 0, True), (4, 0, False), (0, 0, False), (1, 10, False)],
+    ids=["slow", "fast", "hangs", "silent"],
+)
 def test_a_consumer_that_is_slower_than_the_producers_is_named(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, finished: int, said: bool
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, finished: int, silent_s: int, said: bool
 ) -> None:
     """Per second 3 messages are written, for two minutes; who catches up is not slow."""
     began_ms = scene.now_ms = SystemClock().now().wall_ms - 120_000
@@ -574,6 +591,7 @@ def test_a_consumer_that_is_slower_than_the_producers_is_named(
         scene.now_ms = began_ms + 1_000 * second
         scene.fill("orders", 0, 3)
         scene.write(Heartbeat(session, second, (ClaimState(epochs[0], finished * second),)), "billing")
+    scene.now_ms += 1_000 * silent_s
     monkeypatch.setattr(SystemClock, "now", lambda _: Instant(0, 0, scene.now_ms))
     scene.watch.refresh()
     (billing,) = scene.watch.groups()

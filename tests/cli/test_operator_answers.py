@@ -123,6 +123,24 @@ def test_a_pinned_consumer_that_steps_down_is_said_to_finish_its_handlers_first(
     assert ", stepped down " in desk.run("state", GROUP).stdout
 
 
+def test_a_purge_says_which_groups_have_not_finished_what_would_go(desk: Desk) -> None:
+    for number in range(9):
+        desk.cluster.produce(TOPIC, b"", partition=number % PARTITIONS)  # 5 and 4
+    purge = ("topics", "purge", TOPIC, "--keep", "1")
+    assert json.loads(desk.run(*purge, "--dry-run", "--json").stdout)["unfinished"] == {}
+    for group, finished in ((GROUP, 3), ("done", 9)):
+        consumer = desk.cluster.connect(group[:4]).consumer(group, [TOPIC], start="earliest")
+        for _ in range(finished):
+            message = consumer.next(5)
+            assert message is not None
+            message.ack()
+        desk.cluster._run(consumer.stop)
+    text = f"7 offsets would be deleted\ngroup {GROUP!r} has not finished 4 of them\n"
+    assert desk.run(*purge, "--dry-run").stdout.endswith(text)
+    assert json.loads(desk.run(*purge, "--dry-run", "--json").stdout)["unfinished"] == {GROUP: 4}
+    assert f"group {GROUP!r} has not finished 4 of them" in desk.run(*purge).stderr, "before it asks"
+
+
 def test_doctor_says_of_the_group_that_it_is_asked_about_that_nobody_is_there(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,7 +142,8 @@ def partition_health(
     group: Group, tp: TopicPartition, data: DataFacts, pace: Pace, now_ms: int, recreated: Mapping[str, object]
 ) -> PartitionHealth:
     """Returns the row of one partition. Its time to the end is None where nothing moves or nobody owns it."""
-    state = overview.partition_state(group, tp, data.ends.get(tp), recreated)
+    first = data.firsts.get(tp, 0)
+    state = overview.partition_state(group, tp, data.ends.get(tp), recreated, first)
     lag, speed = state.lag, pace.per_second(group.name, tp, now_ms)
     time_s = oldest_s = retention_s = growth = None
     if lag is not None and tp in data.minute:
@@ -155,10 +156,10 @@ def partition_health(
         keep_ms = data.retention_ms.get(tp.topic)
         if oldest_ms is not None:
             oldest_s = max(0, now_ms - oldest_ms) / 1000
-        if data.firsts.get(tp, NONE) > (state.position or 0):
-            retention_s = 0.0
-        elif oldest_ms is not None and keep_ms is not None:
+        if oldest_ms is not None and keep_ms is not None:
             retention_s = max(0, oldest_ms + keep_ms - now_ms) / 1000
+    if lag is not None and state.position is not None and state.position < min(first, data.ends[tp]):
+        retention_s = 0.0
     return PartitionHealth(
         **asdict(state),
         per_second=round(speed, 1),

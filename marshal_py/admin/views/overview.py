@@ -349,9 +349,10 @@ def state(
     paused: PauseInfo | None = None,
     recreated: Collection[str] = (),
     notices: tuple[str, ...] = (),
+    firsts: Mapping[TopicPartition, int] | None = None,
 ) -> GroupState:
     """Returns what log, cluster and clock say about a group, as `marshal state` shows it. `extended_ms`: of each
-    session's last sign; `ends`: of data partitions; `recreated`: topics with another id."""
+    session's last sign; `ends`, `firsts`: of data partitions; `recreated`: topics with another id."""
     config = group.config
     return GroupState(
         group=group.name,
@@ -362,22 +363,27 @@ def state(
         opaque_at=group.opaque_at if group.opaque_at != NONE else None,
         pause=paused,
         sessions=tuple(sorted(members(group, extended_ms, now_ms), key=lambda member: member.session)),
-        partitions=tuple(partition_state(group, tp, ends.get(tp), recreated) for tp in partitions(group)),
+        partitions=tuple(
+            partition_state(group, tp, ends.get(tp), recreated, (firsts or {}).get(tp, 0)) for tp in partitions(group)
+        ),
         notices=notices,
     )
 
 
 def partition_state(
-    group: Group, tp: TopicPartition, end: int | None, recreated: Collection[str] = ()
+    group: Group, tp: TopicPartition, end: int | None, recreated: Collection[str] = (), first: int = 0
 ) -> PartitionState:
-    """Returns what log and cluster say about a partition. Its lag is None without a position or an end, beyond the end,
-    after lost records, for a topic that was created again, and in an opaque group, whose positions are old."""
+    """Returns what log and cluster say about a partition. Its lag counts what is there, from `first` on. It is None
+    without an end, without a position unless nothing is there, beyond the end, after lost records, for a topic that was
+    created again, and in an opaque group, whose positions are old."""
     known = group.partitions.get(tp)
     owned = known is not None and known.owner != NONE
     position = known.position if known is not None and known.position != NONE else None
     why = known.parked if known is not None else ""
-    unknown = end is None or position is None or position > end or why in LAG_UNKNOWN or tp.topic in recreated
-    unknown = unknown or group.opaque_at != NONE
+    lag = None
+    if end is not None and (end <= first if position is None else position <= end):
+        lag = max(0, end - max(position or 0, first))
+    unknown = why in LAG_UNKNOWN or tp.topic in recreated or group.opaque_at != NONE
     return PartitionState(
         topic=tp.topic,
         partition=tp.partition,
@@ -389,6 +395,6 @@ def partition_state(
         version=known.version if known is not None and known.version != NONE else None,
         in_flight=known.in_flight if known is not None else 0,
         end=end,
-        lag=None if unknown or end is None or position is None else end - position,
+        lag=None if unknown else lag,
         parked=why or None,
     )
