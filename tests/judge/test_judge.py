@@ -666,6 +666,17 @@ def test_a_stop_between_gate_and_call_is_counted() -> None:
     assert found.counters["stale_writes"] == 1
 
 
+@pytest.mark.parametrize(("end_ms", "found"), [(3_200, set()), (3_400, {"S6"})])
+def test_a_stop_that_could_not_read_the_log_may_leave_what_was_granted_to_the_note_of_the_next_owner(
+    end_ms: int, found: set[str]
+) -> None:
+    """Its session is evicted at 3,300. Until then its Releases were rejected: they did not know of its newest grant."""
+    run = amo()
+    run.builder.evidence.faults.clear()
+    run.builder.ends("a", end_ms, 0)
+    assert run.builder.invariants() & {"S6"} == found
+
+
 def test_an_owner_that_got_no_time_is_counted() -> None:
     run = alo()
     run.builder.evidence.faults.clear()

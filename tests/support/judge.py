@@ -29,7 +29,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from marshal_sim.judge import auditor
 from marshal_sim.judge import evidence as neutral
@@ -58,7 +58,7 @@ TAKEOVERS_MIN, DELIVERIES_MIN = 20, 1_000
 SILENT_INTERVALS: Final = QUIET_INTERVALS + 1  # after a stop: T10's, and one to be stopped in
 CLEAN, FAILED_CLOSED = 0, 3  # exit codes that a worker returns on purpose
 UNSOUND: Final = frozenset({"CoordinationError", "GroupOpaque"})  # errors that blame the log
-JOIN: Final = 1  # PROTOCOL.md 4.2
+JOIN, EVICT = 1, 4  # PROTOCOL.md 4.2
 TAKE_OVER, BESIDE = "take-over", "take-over beside another fault"
 
 
@@ -180,19 +180,25 @@ def _log(evidence: Evidence, number: int, root: bytes, count: int) -> neutral.Ev
             if record.value in evidence.told:
                 found.told[record.offset] = min(record.sent_ns, evidence.told[record.value]) / NS
     found.log, found.appended_ms, found.read_ms = values, appended_ms, read_ms
-    for client in _joined(values):
-        if client not in evidence.lives:
-            found.acted_to[client] = -1  # it keeps no journal
+    sessions = dict(_decoded(values, JOIN))
+    for client in {fields["client_id"] for fields in sessions.values()} - evidence.lives.keys():
+        found.acted_to[client] = -1  # it keeps no journal
+    for offset, fields in _decoded(values, EVICT):
+        life = evidence.lives.get(sessions.get(fields["session"], {}).get("client_id", ""))
+        if life is not None and life.end_ns / NS < read_ms[offset]:
+            found.acted_to.setdefault(
+                life.client, offset
+            )  # its stop's time was over before it could read what it wrote
     return found
 
 
-def _joined(values: Iterable[bytes | None]) -> Iterator[str]:
-    """The client ids in a log."""
-    for value in values:
+def _decoded(values: Iterable[bytes | None], number: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The offsets and the fields of a log's records of one type."""
+    for offset, value in enumerate(values):
         envelope = parse_envelope(value)
-        if envelope is not None and envelope.type == JOIN and envelope.group:
+        if envelope is not None and envelope.type == number and envelope.group:
             try:
-                yield decode_record(envelope.type, envelope.body).fields["client_id"]
+                yield offset, decode_record(envelope.type, envelope.body).fields
             except ValueError:
                 continue  # garbage
 
