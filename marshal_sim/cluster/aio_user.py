@@ -29,7 +29,7 @@ from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_sim.cluster.calls import DOUBLE_ACKS, HANDLES, HandlerCall, OtherCalls, Together
 from marshal_sim.cluster.event_loops import SimulatedEventLoop, VirtualLoop
 from marshal_sim.cluster.faults import spread
-from marshal_sim.cluster.handling import Answer, draw_answers, draw_asked
+from marshal_sim.cluster.handling import Answer, Journal, draw_answers, draw_asked
 from marshal_sim.cluster.source import SimulatedSource
 from marshal_sim.cluster.user import BATCH_MAX, PROCESSES, User
 from marshal_sim.judge.evidence import Delivery, Drain
@@ -403,7 +403,9 @@ class AsyncUser(User):
         claims = self._member.claims
         await self._until(lambda: not any(one.delivery.epoch in claims for one in self.running.values()))
         process = self._process_now = self.consumer.process(self._work_on, retry=AGAIN, retry_on=OSError, **self._asked)
-        self._note_answers(self._receiving.queue.window.process)
+        processing = self._receiving.queue.window.process
+        Journal(environment, self.process.number, self._member, processing)
+        self._note_answers(processing)
         with suppress(HandlerFailed):
             async with process:
                 while not await process.wait(interval_ms / 1000):

@@ -586,6 +586,7 @@ class Cluster:
             "revoking": {one: spans for one, spans in journal.revoking.items() if one[0] in of},
             "asking": {client: spans for client, spans in journal.asking.items() if client in of},
             "callbacks": {client: [*runs] for client, runs in journal.callbacks.items() if client in of},
+            "lane_steps": {client: steps for client, steps in journal.lane_steps.items() if client in of},
             "known_claims": {client: one for client, one in known.items() if client in of},
         }
 

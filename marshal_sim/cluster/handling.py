@@ -7,7 +7,9 @@ that move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from marshal_py.client.consuming import Consuming, Reader
@@ -31,11 +33,13 @@ from marshal_py.client.receiving import Receiving
 from marshal_py.client.values.requests import check_consume
 from marshal_py.errors import MarshalError
 from marshal_py.protocol.claims import ClaimPhase
+from marshal_py.protocol.member.member import Member
 from marshal_sim.cluster.environment import ClientEnvironment
 from marshal_sim.cluster.faults import spread
 from marshal_sim.cluster.front import Call, CallSteps, Front
 from marshal_sim.cluster.process import Process
 from marshal_sim.cluster.source import key_of
+from marshal_sim.judge.evidence import LaneStep
 
 WORKERS_LEAST: Final = 3  # so many keep up with the messages of all partitions, also where one hangs
 WORKERS_MORE: Final = 6
@@ -140,6 +144,64 @@ def _lane_of(order: Order | None, unkeyed: Unkeyed) -> Callable[[str, int, int],
     return lane
 
 
+class Journal:
+    """Notes for the auditor what a `process` does with its messages, at its calls (S30)."""
+
+    def __init__(self, environment: ClientEnvironment, number: int, member: Member, processing: Any) -> None:
+        """`processing`: the Processing of process `number`, which begins."""
+        self._steps: list[LaneStep] = environment.evidence.lane_steps.setdefault(number, [])
+        self._member, self._processing = member, processing
+        self._single = processing.settings.batch is None
+        self._calls = 0  # under way
+        self._steps.append(LaneStep("attached"))
+        take, begin, begin_batch = processing.take, processing.begin, processing.begin_batch
+        settle, give_back = processing.settle, processing.give_back
+        processing.take = lambda coming: self._take(take, coming)
+        processing.begin = lambda: self._begin(begin)
+        processing.begin_batch = lambda: self._begin(begin_batch)
+        processing.give_back = lambda message: self._end("back", give_back, message)
+        processing.settle = lambda message, error, **named: self._end(
+            "ended" if error is None or isinstance(error, Reject) else "back", partial(settle, **named), message, error
+        )
+
+    def _take(self, take: Callable[[Iterable[AnyMessage]], None], coming: Iterable[AnyMessage]) -> None:
+        came: list[AnyMessage] = []
+        with self._call() as noted:
+            take(came.append(message) or message for message in coming)  # type: ignore[func-returns-value]
+        noted("over" if self._processing.over or self._processing.draining else "came", came)
+
+    def _begin(self, begin: Callable[[], tuple[Any, bool]]) -> tuple[Any, bool]:
+        with self._call() as noted:
+            given, shut = begin()
+        if self._processing.waits_for_gate():
+            noted("shut", ())
+        if given:
+            noted("begun", given if isinstance(given, list) else [given])
+        return given, shut
+
+    def _end(self, what: str, end: Callable[..., None], message: AnyMessage, *error: Any) -> None:
+        with self._call() as noted:
+            end(message, *error)
+        noted(what, [message])
+
+    @contextmanager
+    def _call(self) -> Iterator[Callable[[str, Sequence[AnyMessage]], None]]:
+        since, alone = len(self._steps), not self._calls
+        self._calls += 1
+
+        def noted(what: str, messages: Sequence[AnyMessage]) -> None:
+            places = tuple((claim_of(one).epoch, *claim_of(one).tp, one.offset) for one in messages)
+            claims = self._member.claims.items() if what == "begun" and self._single else ()
+            may = frozenset(epoch for epoch, claim in claims if claim.phase is ClaimPhase.OPEN)
+            self._steps.append(LaneStep(what, places, since, alone, may))
+
+        try:
+            yield noted
+        finally:
+            self._calls -= 1
+            alone = alone and len(self._steps) == since
+
+
 class Handling:
     """Runs one `process`, until it ends."""
 
@@ -168,6 +230,7 @@ class Handling:
         self._member = receiving.driver.member
         self._look_ms = round(receiving.driver.options.handler_timeout_s * 1000) // LOOKS_PER_TIMEOUT
         self._processing: Processing[Any, Any] = Processing(receiving, settings, environment.rng.random)
+        Journal(environment, process.number, self._member, self._processing)
         demand = receiving.consuming(check_consume(PENDING_MAX, expires_s=EXPIRES_S))
         self._consume = Consume(membership, receiving.queue, demand, self._processing.take, "nak", whole=True)
         self._call: Call | None = None  # of the consume, until what it reserved is taken

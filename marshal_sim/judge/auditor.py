@@ -1,4 +1,4 @@
-"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S29.
+"""The judge of a run: checks raw log bytes and the delivery journal against the invariants S1 to S30.
 
 It shares no code with what it judges: it uses the oracle's fold and its own model of claims, grants and pauses, and
 nothing of marshal_py.protocol. One pass folds the log (history.py); then each invariant is one function over
@@ -27,7 +27,7 @@ from marshal_sim.judge.closed import s13_poison_proof, s14_fail_closed
 from marshal_sim.judge.evidence import SIMULATED, Evidence, Slack, Violation
 from marshal_sim.judge.facts import FOREVER
 from marshal_sim.judge.history import MAY_COUNT, History
-from marshal_sim.judge.lanes import s26_lanes, s26_letters, s26_silent
+from marshal_sim.judge.lanes import s26_lanes, s26_letters, s26_silent, s30_turns
 from marshal_sim.judge.losses import s6_losses, s18_unsettled
 from marshal_sim.judge.messages import (
     is_lost,
@@ -51,7 +51,7 @@ class Judgement(NamedTuple):
 
 
 def judge(evidence: Evidence, slack: Slack = SIMULATED) -> Judgement:
-    """Returns every violation of S1 to S29 that the evidence of one log shows.
+    """Returns every violation of S1 to S30 that the evidence of one log shows.
 
     If the log lost its tail, only the log itself is judged, and whether readers noticed: deliveries, reports and waits
     may have relied on records that are gone.
@@ -170,5 +170,6 @@ OF_DELIVERIES: Final[tuple[Check, ...]] = (
     s27_renewed,
     s28_callbacks,
     s29_truncated,
+    s30_turns,
 )
 OF_READERS: Final[tuple[Check, ...]] = (s13_poison_proof, s14_fail_closed)

@@ -297,6 +297,22 @@ class CallbackRun(NamedTuple):
     apart: bool
 
 
+class LaneStep(NamedTuple):
+    """Says what a `process` did with messages (S30). `what`: came (they wait for handlers), begun (a handler has them),
+    ended, back (they come again later), shut (some wait for a gate); attached (it begins), over (it takes no more).
+
+    `places`: epoch, topic, partition and offset of each. `since`: how many steps there were when the call began that
+    did this. `alone`: no other call was under way, and none came in between. `may`: the claims that may deliver then,
+    unless handlers get lists.
+    """
+
+    what: str
+    places: tuple[tuple[int, str, int, int], ...] = ()
+    since: int = 0
+    alone: bool = True
+    may: frozenset[int] = frozenset()
+
+
 class ToolReport(NamedTuple):
     """Says what an admin's tool reported about a SetPosition that it sent (S12)."""
 
@@ -407,6 +423,7 @@ class Evidence:
     # By client that handles messages by `process`: what names the lane of a message, by topic, partition and offset,
     # within its partition; None for a message that is on its own (S26).
     lanes: dict[Client, Callable[[str, int, int], Hashable]] = field(default_factory=dict)
+    lane_steps: dict[Client, list[LaneStep]] = field(default_factory=dict)  # of these, in order (S30)
     workers: dict[Client, int] = field(default_factory=dict)  # of these: the least number of workers that each has had
     follows: set[Client] = field(default_factory=set)  # of these: messages behind a dead letter of their lane follow it
     handler_intervals: int = 2**31  # how many of its own intervals an owner waits for a silent handler (D4)

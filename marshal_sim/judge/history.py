@@ -122,7 +122,7 @@ class History:
             "X12": 0,
             "V6": 0,
             "V15": 0,  # messages for which it was judged how long their partition had to wait
-            **dict.fromkeys((f"S{number}" for number in range(19, 30)), 0),  # how often it was judged
+            **dict.fromkeys((f"S{number}" for number in range(19, 31)), 0),  # how often it was judged
         }  # cases that are counted and are no violations
         self.found: list[Violation] = []
         self._open: dict[str, dict[Key, ClaimSpan]] = {}

@@ -6,12 +6,13 @@ function says how it behaves with the bug.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from marshal_py.client.messages.message import claim_of
 from marshal_py.client.process import processing
-from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes
+from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes, Ready
 from marshal_py.client.process.processing import Processing, outcomes_of
 from marshal_py.protocol.claims import OffsetRun
 
@@ -111,6 +112,32 @@ def k12() -> list[Patch]:
     return [(processing, "outcomes_of", of_the_first)]
 
 
+def k13() -> list[Patch]:
+    def as_it_comes(self: Ready, lane: Lane) -> None:
+        """Adds a lane behind all of its partition, whatever it begins with."""
+        entries = self._of.setdefault(lane.key.tp, (deque(), []))
+        if not entries[0]:
+            self._turns.append(entries)
+        entries[0].append((lane.waiting[0].offset, lane))
+        self._count += 1
+
+    return [(Ready, "add", as_it_comes)]
+
+
+def k14() -> list[Patch]:
+    take = Ready.take
+
+    def again(self: Ready) -> Lane:
+        """Takes all that is ready of a partition before it goes on to the next."""
+        first = self._turns[0]
+        lane = take(self)
+        if self._turns and self._turns[-1] is first:
+            self._turns.rotate(1)
+        return lane
+
+    return [(Ready, "take", again)]
+
+
 # Name, what it does wrong, the bug, the faults that make it likely to show, and other options.
 _LANES: Final = {"mode": 1, "rate": 60, "intervals": 12}
 PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...], dict[str, Any]], ...]] = (
@@ -126,4 +153,6 @@ PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...],
     ("K10", "one silent handler has all that waits given up", k10, ("lanes", "stuck_handler"), _LANES),
     ("K11", "one failure fails the rest of its list", k11, ("lanes",), _LANES),
     ("K12", "what a handler says of the others of a list is lost", k12, ("lanes",), _LANES),
+    ("K13", "what comes late, or was put back, comes after all that is ready", k13, ("lanes", "calls"), _LANES),
+    ("K14", "one partition comes after the other", k14, ("lanes",), _LANES),
 )

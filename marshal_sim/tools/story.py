@@ -49,6 +49,7 @@ PROMISES: Final = {
     "beginning",
     "S28": "callbacks run apart from all else and tell of each claim in order, also where one raises or takes long",
     "S29": "where a partition has lost what was read, nothing is delivered that took its place",
+    "S30": "`process` begins with the oldest message of a partition that may begin, and the partitions take turns",
     "V1": "a dead owner's partitions are claimed within twice its interval plus one second",
     "V2": "a released partition is claimed within a third of an interval plus one second",
     "V3": "every partition has an owner, and every message is read",
