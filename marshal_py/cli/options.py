@@ -65,6 +65,7 @@ def check_topic_name(given: str | list[str] | None) -> str | list[str] | None:
 
 
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", callback=check_topic_name, help="The topic.")]
+KEYS: Final = "keys and values are librdkafka's (its CONFIGURATION.md), not those of Java clients"
 Servers = Annotated[
     str | None,
     typer.Option(
@@ -139,7 +140,8 @@ class CommonOptions:
             key = error.value if error.option == "settings" else error.option
             for number, line in _lines(self.command_config):
                 if line.partition("=")[0].strip() == key:
-                    raise output.CommandFailed(f"{self.command_config}:{number}: {key}: {error.rule}") from error
+                    where = f"{self.command_config}:{number}: {key}: {error.rule}"
+                    raise output.CommandFailed(f"{where}; correct that line, or leave it out: {KEYS}") from error
             raise
 
     def observer(self) -> Observer:

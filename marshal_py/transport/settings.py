@@ -173,7 +173,9 @@ def create_client(client: Callable[[dict[str, Any]], T], configuration: Mapping[
             ) from error
         meant = [key for key in configuration if any(f"{quote}{key}{quote}" in said for quote in "\"'`")]
         if len(meant) != 1:
-            raise InvalidOption("settings", meant or sorted(configuration.keys() - _OURS), said) from error
+            meant = meant or [key for key in configuration if f" {key} " in said]  # a file that cannot be read
+            known = meant[0] if len(meant) == 1 else meant or sorted(configuration.keys() - _OURS)
+            raise InvalidOption("settings", known, said) from error
         if "No such configuration property" in said:  # its value may be a password
             dotted = meant[0].replace("_", ".")
             advice = "" if dotted == meant[0] else f". librdkafka writes its settings with dots: {dotted}?"

@@ -122,9 +122,15 @@ def test_a_port_that_is_none_is_refused_before_a_cluster_is_waited_for(servers: 
 
 def test_a_wrong_line_of_the_settings_file_is_named(shell: Shell, tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
-    file.write_text("# ours\n\nno.such.key = 1\n", encoding="utf-8")
-    line = refused(shell, "state", "billing", "--command-config", str(file))
-    assert line.startswith(f"marshal: {file}:3: no.such.key: ")
+    for wrong in ("no.such.key = 1", "security.protocol = TSL", f"ssl.ca.location = {tmp_path}/none"):
+        file.write_text(f"# ours\nsecurity.protocol = SSL\n\n{wrong}\n", encoding="utf-8")
+        line = refused(shell, "state", "billing", "--command-config", str(file))
+        says = f"{file}:4: {wrong.partition(' ')[0]}: "
+        assert line.startswith(f"marshal: {says}")
+        assert "; correct that line, or leave it out: " in line
+        (check,) = shell.run("doctor", "--command-config", str(file)).stdout.splitlines()
+        assert check.startswith(f"fail  cluster: {says}")
+        assert "network" not in check
 
 
 def test_files_that_are_not_there(shell: Shell, tmp_path: Path) -> None:
