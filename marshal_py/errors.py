@@ -455,7 +455,7 @@ class AdminBusy(PeerError):
 
     `by`: the run that paused it. `own`: whether that was a run of the same user on the same machine. `left_s`: how long
     that run expects the pause to last; -1 if unknown. `signed`: whether the group has admin keys. `takes`: whether the
-    operation can be given a pause.
+    operation can be given a pause. `became`: of this operation.
     """
 
     group: str
@@ -466,6 +466,7 @@ class AdminBusy(PeerError):
     own: bool = False
     signed: bool = False
     takes: bool = True
+    became: str = "nothing was changed"
 
     def sentence(self) -> str:
         why = f" ({self.reason})" if self.reason else ""
@@ -480,7 +481,9 @@ class AdminBusy(PeerError):
             run is dead (--take-over), or {end}"""
         else:
             ways = f"wait, name its token (--token {self.token}), or take the pause over (--take-over)"
-        return f"group {self.group!r} is paused by {who}{why}{left}: {' '.join(ways.split())}"
+        look = f"marshal explain {quote(self.group)}"
+        ways = f"{' '.join(ways.split())}; who did what: {look}"
+        return f"group {self.group!r} is paused by {who}{why}{left}; {self.became}: {ways}"
 
 
 class AdminFailed(PeerError):

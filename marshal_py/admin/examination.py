@@ -111,7 +111,9 @@ class Examination:
             admin = transport.admin()
             brokers = admin.brokers()
         except MarshalError as error:
-            advice = "check the address, the network and the security settings" if isinstance(error, ClusterError) else ""
+            advice = (
+                "check the address, the network and the security settings" if isinstance(error, ClusterError) else ""
+            )
             yield Check("cluster", "fail", str(error), advice)
             return
         yield Check("cluster", "ok", f"{address} answers")

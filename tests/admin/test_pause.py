@@ -179,6 +179,7 @@ def test_two_admins_do_not_quarrel() -> None:
     assert taken.operation.error is None
     finish(cluster, slow)
     assert isinstance(slow.operation.error, AdminBusy)
+    assert "; it took over from this operation, and this operation does not pause it: " in str(slow.operation.error)
     assert slow.operation.error.by.startswith("bob@office")
     assert cluster.group.pause_change == taken.operation.token  # type: ignore[attr-defined]
 

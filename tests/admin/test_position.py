@@ -289,10 +289,13 @@ def test_two_admins_move_one_after_the_other() -> None:
     cluster.run(200)
     second = finish(cluster, move(cluster, "second"))
     assert isinstance(plan_of(second).error, AdminBusy)
+    assert "left; no position moved, and none will: wait, " in str(plan_of(second).error)
     third = move(cluster, "third", positions={tp(0): 1, tp(1): 2}, take_over=True)
     finish(cluster, first)
     finish(cluster, third)
     assert isinstance(plan_of(first).error, AdminBusy)
+    assert "; it took over from this operation, and no position moved, and none will: " in str(plan_of(first).error)
+    assert str(plan_of(first).error).endswith(f"; who did what: marshal explain {cluster.group.name}")
     assert plan_of(first).outcome == NOT_MOVED
     assert plan_of(third).outcome == MOVED
     assert positions(cluster) == {tp(0): 1, tp(1): 2}

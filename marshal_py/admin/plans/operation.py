@@ -156,6 +156,7 @@ class Operation:
 
     creates = False  # whether it creates or revives a group; `act` then gets an empty group if there is none (F10.3)
     takes_pause = True  # whether its user can give it a running pause (M2)
+    undone = "nothing was changed"  # what became of it if somebody else has paused the group
 
     def __init__(self, context: GroupContext, terms: Terms = USUAL) -> None:
         """Raises InvalidOption if the reason is too long."""

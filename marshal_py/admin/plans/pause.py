@@ -115,7 +115,10 @@ class PauseLock:
             return self.operation.pause_ended(pause_history.ended_by)
         if not group.paused or (not held_before and self._may_take(group)):
             return None
-        return busy(self.operation.context, group, now, takes=self.operation.takes_pause)
+        became = (
+            f"it took over from this operation, and {self.operation.undone}" if held_before else self.operation.undone
+        )
+        return busy(self.operation.context, group, now, takes=self.operation.takes_pause, became=became)
 
     def _may_take(self, group: Group) -> bool:
         terms = self.operation.terms
@@ -187,8 +190,11 @@ def is_named(context: GroupContext, group: Group, terms: Terms) -> bool:
     return pause is not None and context.author.is_also(pause.by)
 
 
-def busy(context: GroupContext, group: Group, now: Instant, *, takes: bool = True) -> AdminBusy:
-    """Returns the error that names the running pause's author, its reason, the time left and the way out."""
+def busy(
+    context: GroupContext, group: Group, now: Instant, *, takes: bool = True, became: str = Operation.undone
+) -> AdminBusy:
+    """Returns the error that names the running pause's author, its reason, the time left and the way out, and what
+    became of the operation."""
     pause = context.pause_history.running(group)
     by, reason = (pause.by, pause.reason) if pause is not None else ("", "")
     return AdminBusy(
@@ -200,6 +206,7 @@ def busy(context: GroupContext, group: Group, now: Instant, *, takes: bool = Tru
         own=context.author.is_also(by),
         signed=bool(group.keys),
         takes=takes,
+        became=became,
     )
 
 
@@ -267,6 +274,7 @@ def name_of(group: Group, session: int) -> str:
 class PausePlan(Operation):
     """Pauses a group until every partition is free; with `keep` it renews the pause until the caller stops it."""
 
+    undone = "this operation does not pause it"
     began: Instant | None
 
     def __init__(self, context: GroupContext, terms: Terms = USUAL, *, keep: bool = False) -> None:

@@ -54,6 +54,8 @@ NO_TOPICS: Final[Mapping[str, RecreatedTopic]] = {}
 class PositionPlan(Operation):
     """Moves the positions of some partitions of a group: all of them, or none."""
 
+    undone = "no position moved, and none will"
+
     def __init__(
         self,
         context: GroupContext,
