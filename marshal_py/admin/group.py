@@ -308,12 +308,15 @@ class Group:
             runner.run(plan, watcher)
             return plan.changed_at
 
-    def impact_of_shrink(self, topic: str, partitions: int) -> Impact:
+    def impact_of_shrink(
+        self, topic: str, partitions: int, *, token: int | None = None, adopt: bool = False, take_over: bool = False
+    ) -> Impact:
         """Returns what `shrink` would do now and, if Kafka's topic does not allow it, why not. Writes nothing. Raises
-        InvalidOption."""
+        InvalidOption, AdminBusy."""
+        terms = Terms("", token, adopt, take_over)
 
         def judge(runner: OperationRunner) -> Impact:
-            found = of_shrink(runner.context, topic, partitions)
+            found = of_shrink(runner.context, topic, partitions, SystemClock().now(), terms)
             try:
                 check_smaller(_state(runner), topic, runner.admin.describe_topic(topic), partitions)
             except (InvalidOption, PartitionParked) as error:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from marshal_py.admin.plans import impact
 from marshal_py.admin.plans.change import Edit, with_mappings, with_members, without_mappings, without_members
+from marshal_py.admin.plans.operation import Terms
 from marshal_py.admin.views.diagnosis import TITLES
 from marshal_py.admin.views.group_info import GroupSummary
 from marshal_py.cli import changes, output
@@ -268,7 +269,7 @@ def create(options: CreateOptions, group: changes.GroupName) -> None:
 
     def look() -> impact.Impact:
         try:
-            return target.impact(lambda context: impact.of_settings(context, wanted, True))
+            return target.impact(lambda context: impact.of_settings(context, wanted, True, changes.now()))
         except (CoordinationTopicMissing, GroupMissing):  # nobody has used the coordination topic
             settings = {name: {"from": None, "to": value} for name, value in wanted.items()}
             return impact.Impact([f"group {group!r} would be the first of {options.coordination_topic}"], {}, settings)
@@ -308,8 +309,9 @@ def update(options: UpdateOptions, group: changes.GroupName) -> None:
 
     def look() -> impact.Impact:
         if smaller is not None:
-            return target.impact_of_shrink(*smaller)
-        return target.impact(lambda context: impact.of_settings(context, wanted, False))
+            return target.impact_of_shrink(*smaller, **options.pause())
+        terms = Terms(**options.pause())
+        return target.impact(lambda context: impact.of_settings(context, wanted, False, changes.now(), terms))
 
     if not options.confirmed(group, look, f"Change group {group!r}?"):
         return
@@ -325,7 +327,7 @@ def update(options: UpdateOptions, group: changes.GroupName) -> None:
 
 def _change_members(options: UpdateOptions, name: str, target: LiveGroup, edit: Edit) -> None:
     """Changes the members of the group `name`, after asking, and prints what came of it."""
-    look = partial(target.impact, lambda context: impact.of_settings(context, edit, False))
+    look = partial(target.impact, lambda context: impact.of_settings(context, edit, False, changes.now()))
     if not options.confirmed(name, look, f"Change the members of group {name!r}?"):
         return
     seen: list[str] = []

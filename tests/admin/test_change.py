@@ -487,9 +487,9 @@ def test_an_outlook_is_what_then_happens_and_writes_nothing() -> None:
         "evict": impact.of_eviction(context, b.session),
         "step down": impact.of_step_down(context, b.session),
         "delete": impact.of_deletion(context, a.now),
-        "policy": impact.of_settings(context, {"policy": "greedy"}, False),
-        "mode": impact.of_settings(context, {"delivery": "at_most_once"}, False),
-        "shrink": impact.of_shrink(context, TOPIC, 2),
+        "policy": impact.of_settings(context, {"policy": "greedy"}, False, a.now),
+        "mode": impact.of_settings(context, {"delivery": "at_most_once"}, False, a.now),
+        "shrink": impact.of_shrink(context, TOPIC, 2, a.now),
     }
     assert (a.group.digest(), len(cluster.values)) == (digest, values)
     a.world.check()
@@ -507,8 +507,8 @@ def test_an_outlook_is_what_then_happens_and_writes_nothing() -> None:
     finish(cluster, change(cluster, policy="greedy"))
     assert settings_of(cluster.group)["policy"] == "greedy"
     with pytest.raises(AlreadyExists):
-        impact.of_settings(scene_of(a), {}, True)
-    assert "has these settings already" in impact.of_settings(scene_of(a), {"policy": "greedy"}, True).does[0]
+        impact.of_settings(scene_of(a), {}, True, a.now)
+    assert "has these settings already" in impact.of_settings(scene_of(a), {"policy": "greedy"}, True, a.now).does[0]
     finish(
         cluster,
         start_tool(cluster, lambda context: PausePlan(context, Terms("mine", duration_ms=60_000)), "bob", "bob@office"),
@@ -518,8 +518,17 @@ def test_an_outlook_is_what_then_happens_and_writes_nothing() -> None:
         with pytest.raises(AdminBusy):
             refused(scene_of(a), a.now)
         assert refused(scene_of(a), a.now, Terms(take_over=True)).does
+    changed = {"delivery": "at_most_once"}
+    for look in (
+        lambda terms: impact.of_settings(scene_of(a), changed, False, a.now, terms),
+        lambda terms: impact.of_shrink(scene_of(a), TOPIC, 2, a.now, terms),
+    ):
+        with pytest.raises(AdminBusy):
+            look(Terms())
+        assert look(Terms(take_over=True)).does
+    assert impact.of_settings(scene_of(a), {"policy": "balanced"}, False, a.now).does, "that needs no pause"
     for force in (False, True):
         told = impact.of_deletion(scene_of(a), a.now, force).does[-1]
         assert told.startswith("As things are it would be refused: ")
-        assert told.endswith(f"wait, or end it (marshal resume {GROUP} --token {a.group.pause_change})")
+        assert f"wait, or end it (marshal resume {GROUP} --token {a.group.pause_change}); " in told
     assert not list(cluster.records(SetPosition))

@@ -137,10 +137,14 @@ def of_deletion(context: GroupContext, now: Instant, force: bool = False) -> Imp
     return Impact(does, {}, settings)
 
 
-def of_settings(context: GroupContext, wanted: Wanted | Edit, create: bool) -> Impact:
+def of_settings(
+    context: GroupContext, wanted: Wanted | Edit, create: bool, now: Instant, terms: Terms = USUAL
+) -> Impact:
     """Returns what a change to `wanted` (or a function that makes it) or with `create` a creation would do, folded onto
-    a clone. Raises as the operation, and AdminFailed if the fold rejects the record."""
+    a clone. Raises as the operation, also AdminBusy, and AdminFailed if the fold rejects the record."""
     plan, group = ConfigPlan(context, wanted, create=create), context.group
+    if plan.changes_mode:
+        check_pause(context, now, terms)
     if create and exists(group):
         return Impact([f"group {context.name!r} has these settings already: nothing would be done."], {}, {})
     before, in_pause = settings_of(group), plan.changes_mode
@@ -194,9 +198,10 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def of_shrink(context: GroupContext, topic: str, partitions: int) -> Impact:
-    """Returns what a shrink would do, folded onto a clone. Raises GroupMissing, InvalidOption, AdminFailed."""
+def of_shrink(context: GroupContext, topic: str, partitions: int, now: Instant, terms: Terms = USUAL) -> Impact:
+    """Returns what a shrink would do, folded onto a clone. Raises as the operation, also AdminBusy, and AdminFailed."""
     plan, group = ShrinkPlan(context, topic, partitions), _there(context)
+    check_pause(context, now, terms)
     lost = {
         str(tp): {"from": position, "to": None}
         for tp, position in sorted(overview.positions(group).items())
