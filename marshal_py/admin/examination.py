@@ -202,6 +202,7 @@ class Examination:
         yield diagnosis.of_versions(groups, silent)
         yield diagnosis.of_witnesses(groups, silent)
         yield from diagnosis.of_client_ids(groups, silent)
+        yield from diagnosis.of_intervals(groups, silent)
         yield from self._unused(groups)
         yield from diagnosis.of_groups(groups, watch.infos(), study, causes, self.group, self.strict)
         for group in groups:

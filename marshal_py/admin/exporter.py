@@ -137,13 +137,15 @@ class GroupsExporter:
             return _as_json(200, {"ok": not picture.problem, "problem": picture.problem, "as_of_ms": picture.as_of_ms})
         if not path.startswith("/keda/"):
             return Answer(404, TEXT, b"/metrics, /healthz, /keda/GROUP\n")
-        if now_ms - picture.as_of_ms > max(STALE_MS, 1000 * self._late_s):
-            return _as_json(503, {"problem": picture.problem or "the figures are old", "as_of_ms": picture.as_of_ms})
+        old_ms = max(STALE_MS, 1000 * self._late_s)
+        since = {"as_of_ms": picture.as_of_ms, "old_after_s": old_ms / 1000}
+        if now_ms - picture.as_of_ms > old_ms:
+            return _as_json(503, {"problem": picture.problem or "the figures are old", **since})
         group = unquote(path.removeprefix("/keda/"))
         found = picture.scalers.get(group)
         if found is None:
             return _as_json(404, {"problem": f"the log has no group {group!r}"})
-        return _as_json(200 if found["lag"] is not None else 503, {**found, "as_of_ms": picture.as_of_ms})
+        return _as_json(200 if found["lag"] is not None else 503, {**found, **since})
 
 
 def _as_json(status: int, value: Mapping[str, Any]) -> Answer:

@@ -192,7 +192,7 @@ def _within(options: ReadOptions) -> Iterator[None]:
 
 
 def _look(options: ReadOptions, group: str, limits: Limits) -> GroupCheck:
-    with options.watch(group) as watch:
+    with options.watch(group, believes=True) as watch:
         (found,) = watch.groups()
     return diagnosis.check(found, limits, in_cluster=options.dump is None)
 

@@ -133,6 +133,9 @@ def _show(
     options: ReadTableOptions, group: str, partition: str | None, at: str | None, since: str | None, count: int
 ) -> None:
     cut = Cut() if at is None else _cut(at, options.now_ms)
+    if cut.time_ms is not None and cut.time_ms > (now_ms := options.now_ms()):
+        output.say(f"--at {at} lies after {time_of(now_ms)}: this is as of then")
+        cut = Cut()
     if partition is None and since is None:
         if at is not None:
             raise typer.BadParameter("name TOPIC:PARTITION; or --since, for what changed in the group up to --at")

@@ -206,12 +206,12 @@ class ReadOptions(CommonOptions):
         return None if text is None else moment_of(text, self.now_ms())
 
     @contextmanager
-    def watch(self, group: str | None, shows: Shows = "groups") -> Iterator[Watch]:
-        """Gives a whole picture of a group, or of all. `shows`: as Watch has it. Raises CommandFailed if there is no
-        such group."""
+    def watch(self, group: str | None, shows: Shows = "groups", believes: bool = False) -> Iterator[Watch]:
+        """Gives a whole picture of a group, or of all. `shows`, `believes`: as Watch has them. Raises CommandFailed if
+        there is no such group."""
         from marshal_py.admin.watch import Watch  # which most commands do without
 
-        with Watch(self.observer, group, in_cluster=self.dump is None, shows=shows) as watch:
+        with Watch(self.observer, group, self.dump is None, believes, shows) as watch:
             watch.refresh(whole=True)
             require_group(watch.observer, group)
             if watch.observer is not None and watch.observer.root is None:

@@ -52,9 +52,11 @@ class Story:
             self.extended_ms[group, record.session if isinstance(record, Heartbeat) else offset] = at_ms
         return offset
 
-    def join(self, client: str, group: str = "g", at_ms: int = NOW_MS, library: str = "lib 1") -> int:
+    def join(
+        self, client: str, group: str = "g", at_ms: int = NOW_MS, library: str = "lib 1", interval_ms: int = 2_000
+    ) -> int:
         instance = len(self.study.last_ms).to_bytes(8, "big") + self.world.next_offset.to_bytes(8, "big")
-        return self.tell(Join(client, instance, 1, 2_000, ("orders",), library=library), group, at_ms)
+        return self.tell(Join(client, instance, 1, interval_ms, ("orders",), library=library), group, at_ms)
 
     def groups(self) -> list[Group]:
         return list(self.world.groups.values())
@@ -140,6 +142,18 @@ def test_live_consumers_with_one_client_id_are_named() -> None:
     assert check.found == f"'g': several live consumers have the client_id 'same' (sessions {one}, {other})"
     assert check.advice
     assert list(diagnosis.of_client_ids(story.groups(), {("g", one)})) == [], "it is silent"
+
+
+def test_live_consumers_with_different_intervals_are_named() -> None:
+    story = Story()
+    story.join("a")
+    story.join("b")
+    assert list(diagnosis.of_intervals(story.groups())) == []
+    slow = story.join("c", interval_ms=30_000)
+    (check,) = diagnosis.of_intervals(story.groups())
+    text = "'g': live consumers have different heartbeat intervals (2 s: a, b; 30 s: c)"
+    assert (check.level, check.found) == ("warn", text)
+    assert list(diagnosis.of_intervals(story.groups(), {("g", slow)})) == [], "it is silent"
 
 
 def test_a_group_that_nobody_uses_any_more() -> None:

@@ -174,7 +174,8 @@ def test_an_outage_is_seen_and_figures_stay(scene: Scene) -> None:
     status, told = scene.keda(now_ms=scene.now_ms + STALE_MS + 10_000)
     assert (status, "cut" in told["problem"]) == (503, True), "KEDA holds the scale on an error"
     scene.exporter._late_s = 185.0
-    assert scene.keda(now_ms=scene.now_ms + 100_000)[0] == 200, "until the next refresh is late"
+    late = scene.keda(now_ms=scene.now_ms + 100_000)
+    assert (late[0], late[1]["old_after_s"] > STALE_MS / 1000) == (200, True), "until the next refresh is late"
     scene.transport.connection.cut = False
     assert scene.exporter.refresh() == ""
     assert scene.figures("marshal_exporter_up") == [1]
@@ -190,6 +191,7 @@ def test_figures_for_a_scaler(scene: Scene) -> None:
     status, told = scene.keda()
     assert (status, told["lag"], told["partitions"], told["moving"], told["sessions"]) == (200, 2, 1, 0, 1)
     assert told["oldest_s"] >= 0
+    assert (told["as_of_ms"], told["old_after_s"]) == (scene.exporter._picture.as_of_ms, STALE_MS / 1000)
     assert scene.keda("nobody")[0] == 404
     session = scene.join("billing", "two", "orders")
     released = scene.write(ReleasingPartition(scene.session, scene.epochs[0], 3), "billing")

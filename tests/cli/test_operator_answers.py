@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.testing import Result
@@ -65,6 +66,35 @@ def test_a_picture_of_a_time_before_the_log_says_when_that_begins(desk: Desk) ->
         assert (answer.exit_code, answer.stdout) == (1, "")
         assert "--at 2001-01-01 lies before the log, which begins at " in answer.stderr
     assert desk.run("top", "--once", "--at", answer.stderr.split()[-1]).exit_code == 0
+
+
+def test_a_time_to_come_is_said_to_be_one(desk: Desk) -> None:
+    consumer = desk.cluster.connect("one").consumer(GROUP, [TOPIC])
+    desk.cluster.run_until(lambda: len(consumer.cached_info().claims) == PARTITIONS)
+    for question in (["explain", GROUP, f"{TOPIC}:0"], ["explain", GROUP, "--since", "0"]):
+        answer = desk.run(*question, "--at", "2999-01-01")
+        assert answer.stderr.startswith("--at 2999-01-01 lies after 20"), answer.output
+        assert (answer.exit_code, GROUP in answer.stdout) == (0, True)
+
+
+def test_check_says_of_a_dump_the_lag_that_top_says(desk: Desk, tmp_path: Path) -> None:
+    """The one that owners wrote."""
+    for _ in range(5):
+        desk.cluster.produce(TOPIC, b"", partition=0)
+    consumer = desk.cluster.connect("one").consumer(GROUP, [TOPIC], start="earliest")
+    message = consumer.next(5)
+    assert message is not None
+    message.ack()
+    desk.cluster.advance(20)
+    dumped = str(tmp_path / "dump")
+    assert desk.run("log", "dump", "-o", dumped).exit_code == 0
+    (top,) = Shell("").json("top", "--once", "--dump", dumped)["groups"]
+    answer = Shell("").run("check", GROUP, "--dump", dumped, "--lag", "3", "--age", "1s", "--json")
+    check = json.loads(answer.stdout)
+    assert (check["lag"], top["lag"]) == (4, 4)
+    said = {one["name"]: one for one in check["checks"]}
+    assert (said["lag"]["level"], said["age"]["level"]) == ("fail", "unknown")
+    assert said["age"]["advice"] == "a dump has no messages, so no age"
 
 
 def test_a_creation_says_what_would_be_created(desk: Desk) -> None:

@@ -191,6 +191,18 @@ def of_client_ids(groups: Iterable[Group], silent: Collection[tuple[str, int]] =
             )
 
 
+def of_intervals(groups: Iterable[Group], silent: Collection[tuple[str, int]] = ()) -> Iterator[Check]:
+    """Yields a warning for each group whose live consumers have different heartbeat intervals."""
+    for group in groups:
+        clients: dict[int, list[str]] = defaultdict(list)
+        for session in _live([group], silent):
+            clients[session.join.interval_ms].append(session.join.client_id)
+        if len(clients) > 1:
+            words = (f"{ms / 1000:g} s: {first_of(sorted(each), NAMES_MAX)}" for ms, each in sorted(clients.items()))
+            text = f"{group.name!r}: live consumers have different heartbeat intervals ({'; '.join(words)})"
+            yield Check("intervals", "warn", text, "harmless; but each is missed after two intervals of its own only")
+
+
 def of_groups(
     groups: Iterable[Group],
     infos: Mapping[str, TopicInfo | None],
@@ -344,6 +356,7 @@ def _of_limits(found: GroupHealth, limits: Limits, in_cluster: bool) -> Iterator
             row = ageless[0]
             text = f"the age of {row.topic}:{row.partition} at offset {row.position} is not known"
             advice = "this client may lack the right to read the topic: marshal doctor --as consumer"
+            advice = advice if in_cluster else "a dump has no messages, so no age"
             yield Check("age", "unknown", f"{found.group!r}: {text}", advice)
         elif untold:
             yield Check("age", "unknown", f"{found.group!r}: {_why_untold(found, untold, in_cluster)}")
@@ -356,7 +369,7 @@ def _why_untold(found: GroupHealth, rows: Sequence[PartitionHealth], in_cluster:
     if "opaque" in found.causes:
         why = "this installation cannot read its records"
     elif not in_cluster:
-        why = "a dump does not say where topics end"
+        why = "a dump does not say where topics end, and no owner has written the lag"
     elif row.end is None:
         why = "the cluster does not say where it ends"
     elif row.position is None:
