@@ -152,7 +152,9 @@ class Examination:
                 with Watch(lambda: Observer(transport, self.topic), self.group) as watch:
                     watch.refresh(whole=True)
                     yield from diagnosis.of_retention(self.group, watch.partitions(self.group))
-                yield from diagnosis.of_kafka_consumers(self.group, admin.live_kafka_members(self.group), self.strict)
+                    left = any(one.deleted for one in watch.groups())  # as on the way back to Kafka's groups
+                live = 0 if left else admin.live_kafka_members(self.group)
+                yield from diagnosis.of_kafka_consumers(self.group, live, self.strict)
             yield from self._absent(admin, known)
         except AccessDenied as error:
             yield Check("coordination topic", "warn", "this client may not look into it", str(error))

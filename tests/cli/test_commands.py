@@ -21,6 +21,7 @@ from marshal_py.client.marshal import VERSION, connect
 from marshal_py.testing import MemoryCluster
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.kafka_admin import KafkaAdmin
 from marshal_py.transport.memory import MemoryAdmin, MemoryTransport
 from tests.cli.shell import DEADLINE_S, Shell
 from tests.support.broker_faults import fail_requests
@@ -139,6 +140,18 @@ def test_the_file_names_the_cluster(shell: Shell, tmp_path: Path) -> None:
     assert shell.run("doctor", "--command-config", str(file)).exit_code == 2
     file.write_text("group.id=mine\n", encoding="utf-8")
     assert shell.run("state", "--command-config", str(file)).exit_code == 1  # refused by name: InvalidOption
+
+
+def test_a_group_that_went_back_to_ordinary_consumers_may_have_some(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The advice was to delete it here."""
+    monkeypatch.setattr(KafkaAdmin, "live_kafka_members", lambda *_: 2)
+    assert shell.run("groups", "create", "back", "--yes").exit_code == 0
+    assert "fail  Kafka consumers: 2 ordinary Kafka consumers use" in shell.run("doctor", "back").stdout
+    assert shell.run("groups", "rm", "back", "--yes").exit_code == 0
+    after = shell.run("doctor", "back")
+    assert (after.exit_code, "ordinary Kafka consumers" in after.stdout) == (0, False)
 
 
 # --- produce
