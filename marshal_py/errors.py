@@ -589,8 +589,9 @@ class OffsetsUnclear(PeerError):
     to: int
     ranges: int
     _TEXT = """{path} may or may not have each of the offsets [{start}, {to}) of {partition}: it keeps {ranges}
-    ranges of offsets per partition, and holes in earlier ones are forgotten. Move the group's position past them, or
-    rewind the table to {start} or below, which takes their rows out, to write them again"""
+    ranges of offsets per partition, and holes in earlier ones are forgotten. Look which of them it has: move the
+    group's position past them if none is missing; otherwise take their rows out and rewind the table to {start} or
+    below, to write them again"""
 
 
 class ClaimLost(PeerError):

@@ -8,7 +8,8 @@ raises the token too. Two groups have rows of their own: each gives every messag
 
 Transactions of one partition wait for each other at its row. With an inbox they do not: it marks each message in a
 second table, whose key lets one transaction in, and reads the row behind that. So a newer owner finds the mark of an
-older one, or the older one finds the newer token. Marks below the position become ranges of the row, now and then.
+older one, or the older one finds the newer token. Marks below the position become ranges of the row, now and then. A
+guard knows nothing of marks: a row that an inbox has taken has its ranges in `earlier` alone, and a guard refuses it.
 
 The logic is a generator that yields statements and receives their results. `Guard` and `Inbox` run it over a connection
 of sqlite3, psycopg or SQLAlchemy, `AsyncGuard` and `AsyncInbox` over one of aiosqlite, psycopg or SQLAlchemy's asyncio
@@ -54,10 +55,11 @@ ON CONFLICT (group_name, topic, partition, topic_id) DO UPDATE SET
 WHERE {row}.token <= excluded.token AND {row}.next_offset = excluded.start_offset
 """
 _LOOK: Final = "SELECT token, start_offset, next_offset, earlier FROM {table} WHERE " + _ROW
-# Gives the row to this owner unless a later one has it. It also locks the row until the transaction ends.
+# Gives the row to this owner, who has an inbox, unless a later one has it. It also locks the row until the transaction
+# ends.
 _RAISE: Final = """
 INSERT INTO {table} (group_name, topic, partition, topic_id, token, start_offset, next_offset, earlier)
-VALUES (:group_name, :topic, :partition, :topic_id, :token, 0, 0, '')
+VALUES (:group_name, :topic, :partition, :topic_id, :token, -1, -1, '')
 ON CONFLICT (group_name, topic, partition, topic_id) DO UPDATE SET token = excluded.token
 WHERE {row}.token <= excluded.token
 """
@@ -134,6 +136,8 @@ class Rules:
         self.table = table
         self._names = {"table": table, "row": table.rpartition(".")[2]}
 
+    _has_marks = False
+
     def _statement(self, sql: str, values: Mapping[str, object], rows: bool = False) -> Statement:
         return Statement(sql.format(**self._names).strip(), values, rows)
 
@@ -143,7 +147,19 @@ class Rules:
     def kept(self, group: str, topic: str) -> Steps[dict[Source, Kept]]:
         """Returns what the table knows of a group's topics of this name."""
         rows = yield self._statement(_ALL, {"group_name": group, "topic": topic}, rows=True)
-        return {Source(topic, number, topic_id): _kept(group, *row) for number, topic_id, *row in rows}
+        found = {}
+        for number, topic_id, *row in rows:
+            source = Source(topic, number, topic_id)
+            found[source] = _kept(group, *row)
+            self._check_marks(group, source, row[1])
+        return found
+
+    def _check_marks(self, group: str, source: Source, start: int) -> None:
+        """Raises InvalidOption if an inbox has taken the row, and this is none. `start`: the row's `start_offset`."""
+        if start < 0 and not self._has_marks:
+            rule = f"the table of a Guard: an Inbox of group {group!r} has marked messages of {source.tp} beside it, "
+            rule += "which a Guard does not see; use Inbox or AsyncInbox in every process from now on"
+            raise InvalidOption("table", self.table, rule)
 
     def rewinding(
         self, group: str, topic: str, partitions: Sequence[int] | None, to: int, topic_id: str | None
@@ -160,9 +176,9 @@ class Rules:
                     found.append(source)
         return found
 
-    def take(self, group: str, source: Source, span: Span) -> Steps[Ranges | WriteFenced]:
+    def take(self, group: str, source: Source, span: Span, first: object = None) -> Steps[Ranges | WriteFenced]:
         """Adds one source's offsets to its row; returns the new ones, or the error that a later owner has written, and
-        the row stays. Raises OffsetsUnclear."""
+        the row stays. `first`: a message of the span, if it has any. Raises OffsetsUnclear, InvalidOption."""
         start, to = span.ranges[0]
         key = _key(group, source)
         advance = {**key, "token": span.token, "start_offset": start, "next_offset": to}
@@ -173,22 +189,27 @@ class Rules:
         kept = _kept(group, *row)
         if kept.fences(span):
             return WriteFenced(self.table, str(source.tp), span.token, kept.token)
+        self._check_marks(group, source, row[1])
         missing = kept.missing(self.table, source, span.ranges[advanced:])
         if missing or span.token > kept.token:
-            yield self._move(group, source, kept.after(span))
+            position = position_of(first) if isinstance(first, Message) else OFFSET_MAX
+            yield self._move(group, source, kept.after(span, position))
         return union((*span.ranges[:advanced], *missing))
 
     def _move(self, group: str, source: Source, kept: Kept) -> Statement:
         ranges, unclear = kept.finished
-        [(start, to)] = ranges[-1:] or [(0, 0)]
-        values = {"token": kept.token, "start_offset": start, "next_offset": to}
-        return self._statement(_MOVE, {**_key(group, source), **values, "earlier": str(Finished(ranges[:-1], unclear))})
+        highest = () if self._has_marks else ranges[-1:] or ((0, 0),)
+        start, to = highest[0] if highest else (-1, -1)
+        earlier = str(Finished(ranges[: len(ranges) - len(highest)], unclear))
+        values = {"token": kept.token, "start_offset": start, "next_offset": to, "earlier": earlier}
+        return self._statement(_MOVE, {**_key(group, source), **values})
 
     def _new(self, messages: M | Iterable[M]) -> Steps[list[M]]:
         """Yields the statements; returns new messages in order. Sources are sorted, as by every writer, so that none
         wait in a circle."""
         spans, given = spans_of_messages(messages)
-        missing = {source: self.take(span.group, source, span) for source, span in sorted(spans.items())}
+        firsts = dict(reversed(given))
+        missing = {of: self.take(span.group, of, span, firsts.get(of)) for of, span in sorted(spans.items())}
         return (yield from _not_applied(given, missing))
 
 
@@ -221,6 +242,8 @@ def _kept(group: str, token: str, start: int, to: int, earlier: str) -> Kept:
 
 class InboxRules(Rules):
     """Builds the statements of one inbox. It counts the marks that it has made since it last took some away."""
+
+    _has_marks = True
 
     def __init__(self, table: str = DEFAULT_TABLE) -> None:
         super().__init__(table)
@@ -275,7 +298,7 @@ class InboxRules(Rules):
                 marked.append(to)
         rows = yield self._statement(_LOOK, key, rows=True)
         self._marked[source] += len(marked)
-        takes = not rows or rows[0][0] < span.token or self._marked[source] >= MARKS_MAX
+        takes = not rows or rows[0][0] < span.token or rows[0][1] >= 0 or self._marked[source] >= MARKS_MAX
         if takes:
             yield self._statement(_RAISE, {**key, "token": span.token})
             rows = yield self._statement(_LOOK, key, rows=True)  # another transaction may have had it meanwhile
@@ -285,10 +308,12 @@ class InboxRules(Rules):
                 yield self._statement(_UNMARK, {**key, "next_offset": to})
             return WriteFenced(self.table, str(source.tp), span.token, kept.token)
         missing = kept.missing(self.table, source, union((to - 1, to) for to in marked))
-        if takes and isinstance(first := some[0], Message):
-            self._marked[source] = 0
-            below = {**key, "position": position_of(first)}
-            if taken := (yield self._statement(_TAKE_MARKS, below, rows=True)):
+        if takes:
+            taken: Sequence[tuple[int, int]] = ()
+            if isinstance(first := some[0], Message):
+                self._marked[source] = 0
+                taken = yield self._statement(_TAKE_MARKS, {**key, "position": position_of(first)}, rows=True)
+            if taken or rows[0][1] >= 0:  # else the row stays as it is
                 yield self._move(span.group, source, _with(kept, taken))
         return missing
 
@@ -322,8 +347,9 @@ class Guard(Rules):
         given; the ack of one that a later owner has changes nothing, because it comes too late.
 
         Raises WriteFenced if later owners have all the partitions: roll back and do not ack. Raises OffsetsUnclear;
-        InvalidOption for messages of two groups, for one that is given twice, for what is no message, for a connection
-        that commits each statement by itself, and for one of an unknown module. Errors of the database pass through.
+        InvalidOption for a guard whose table an inbox has used, for messages of two groups, for one that is given
+        twice, for what is no message, for a connection that commits each statement by itself, and for one of an unknown
+        module. Errors of the database pass through.
         """
         return self._run(connection, self._new(messages))
 
@@ -400,7 +426,7 @@ class Inbox(InboxRules, Guard):
 
     It has the guard's table and a second one beside it, with a row for each message from the position on:
     `applied_marks`. SQLite must be 3.35 or newer. Call `new` once per transaction. A group that has used a guard may go
-    on with an inbox of the same table; a group with an inbox stays with it.
+    on with an inbox of the same table; from then on a guard refuses the partitions that the inbox had (InvalidOption).
     """
 
 
@@ -430,7 +456,8 @@ class _Connection:
             rule = f"a connection of {', '.join(sorted(_FORMS))}; for others use the SQL of docs/acks.md"
             raise InvalidOption("connection", type(connection), rule)
         if _is_awaited(connection, self.module) is not awaited:
-            used, other = ("AsyncGuard", "Guard") if awaited else ("Guard", "AsyncGuard")
+            used, other = "Guard or Inbox", "AsyncGuard or AsyncInbox"
+            used, other = (other, used) if awaited else (used, other)
             rule = f"a connection that is {'' if awaited else 'not '}awaited, for {used}; for this one use {other}"
             raise InvalidOption("connection", type(connection), rule)
         if _commits_itself(connection, self.module):

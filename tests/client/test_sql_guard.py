@@ -406,14 +406,18 @@ def test_the_other_guard_is_named_for_the_other_kind_of_connection(tmp_path: Pat
     async def scenario() -> None:
         for kind, url in (("aiosqlite", str(file)), ("psycopg", postgres), ("", f"sqlite+aiosqlite:///{file}")):
             async with opened(kind, url) as awaited:
-                with pytest.raises(InvalidOption, match=r"not awaited, for Guard; for this one use AsyncGuard$"):
+                with pytest.raises(
+                    InvalidOption, match=r"not awaited, for Guard or Inbox; for this one use AsyncGuard or"
+                ):
                     Guard().create(awaited)
                 with pytest.raises(InvalidOption, match="use AsyncGuard"):
                     Guard().new(awaited, payment(0))
         engine = sqlalchemy.create_engine(f"sqlite:///{file}", poolclass=sqlalchemy.NullPool)
         with sqlite3.connect(file) as one, psycopg.connect(postgres) as two, engine.connect() as three:
             for plain in (one, two, three):
-                with pytest.raises(InvalidOption, match=r"that is awaited, for AsyncGuard; for this one use Guard$"):
+                with pytest.raises(
+                    InvalidOption, match=r"that is awaited, for AsyncGuard or AsyncInbox; for this one use Guard or"
+                ):
                     await AsyncGuard().create(plain)
                 with pytest.raises(InvalidOption, match="use Guard"):
                     await AsyncGuard().new(plain, payment(0))
@@ -562,6 +566,45 @@ def test_an_inbox_goes_on_where_a_guard_was(inbox: Database) -> None:
     with inbox.transaction() as connection:
         assert Guard().new(connection, [payment(0), payment(1)])
     assert apply(inbox, payment(1), payment(2)) == [2]
+
+
+@pytest.mark.parametrize("before", [(), (0, 1)])
+def test_a_guard_refuses_what_an_inbox_has_marked(inbox: Database, before: tuple[int, ...]) -> None:
+    """It would not see the marks, so it would give messages their effect again. Other partitions are not refused."""
+    with inbox.transaction() as connection:
+        assert len(Guard().new(connection, [payment(offset) for offset in before])) == len(before)
+    assert apply(inbox, payment(5)) == [5]
+    refused = "an Inbox of group 'shop' has marked messages of payments:0 beside it"
+    for epoch in (1, 2):
+        with inbox.transaction() as connection, pytest.raises(InvalidOption, match=refused):
+            Guard().new(connection, payment(6, epoch=epoch))
+    with inbox.transaction() as connection:
+        with pytest.raises(InvalidOption, match=refused):
+            Guard().finished(connection, "shop", "payments")
+        with pytest.raises(InvalidOption, match=refused):
+            Guard().rewind(connection, "shop", "payments", to=0)
+        assert Guard().new(connection, payment(0, partition=1))
+    assert apply(inbox, payment(5), payment(6)) == [6]
+    assert apply(inbox, payment(7, epoch=3)) == [7]
+    with inbox.transaction() as connection, pytest.raises(WriteFenced):
+        Guard().new(connection, payment(8))
+
+
+def test_messages_that_were_given_back_leave_no_hole_that_is_forgotten(tmp_path: Path) -> None:
+    """A service answers every other time: what waits comes again, and the table knows that it is missing."""
+    database = made("sqlite3", tmp_path, "", Guard())
+    batch = make_batch([make_message(offset=offset) for offset in range(1000)])
+    for message in batch:
+        if message.offset % 2:
+            with database.transaction() as connection:
+                assert database.guard.new(connection, message) == [message]
+            message.ack()
+    for message in batch:
+        with database.transaction() as connection:
+            assert database.guard.new(connection, message) == ([] if message.offset % 2 else [message])
+        message.ack()
+    with database.transaction() as connection:
+        assert [*database.guard.finished(connection, "test", "test").values()] == [((0, 1000),)]
 
 
 def test_the_key_of_a_message_is_its_own() -> None:

@@ -8,7 +8,9 @@ that was written, lies below it and is not there.
 Offsets that Kafka gives to no message (markers of transactions, compacted messages) would split ranges without end. So
 writers name what they have read, and not only where messages were; and a Source keeps RANGES_MAX ranges. If there are
 more, the holes that came first are given up: offsets there are `unclear` from then on, and a message that comes from
-there is refused with an error (OffsetsUnclear). It is never passed over, and never written twice.
+there is refused with an error (OffsetsUnclear). It is never passed over, and never written twice. A writer that knows
+the group's position keeps the holes from there on, whose messages come again: a consumer delivers nothing new of a
+partition while as many of its messages wait as docs/acks.md says.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, Final, NamedTuple
 from marshal_py.errors import InvalidOption, OffsetsUnclear
 from marshal_py.protocol.wire import progress
 from marshal_py.protocol.wire.identity import Token, TopicPartition
+from marshal_py.protocol.wire.records import OFFSET_MAX
 
 # Ranges kept per source. One is the rule. A message that was given back leaves a hole for a while, and a marker of a
 # transaction between two fetches leaves one for good. What is delivered again after a crash is above the newest holes.
@@ -68,12 +71,14 @@ class Finished(NamedTuple):
     ranges: Ranges = ()
     unclear: Range = (0, 0)
 
-    def add(self, ranges: Ranges) -> Finished:
-        """Returns the value with these offsets added. Of more than RANGES_MAX ranges some become one."""
+    def add(self, ranges: Ranges, position: int = OFFSET_MAX) -> Finished:
+        """Returns the value with these offsets added. Of more than RANGES_MAX ranges some become one, if the hole
+        between them lies below `position`."""
         merged, (low, high) = list(union((*self.ranges, *ranges))), self.unclear
-        while len(merged) > RANGES_MAX:
+        while len(merged) > RANGES_MAX and merged[1][0] <= position:
             # The lowest hole, unless what was added now lies beside it: the next batch may be what belongs into it.
-            at = next((n for n in range(len(merged) - 1) if not common(tuple(merged[n : n + 2]), ranges)), 0)
+            below = (n for n in range(len(merged) - 1) if merged[n + 1][0] <= position)
+            at = next((n for n in below if not common(tuple(merged[n : n + 2]), ranges)), 0)
             hole = merged[at][1], merged[at + 1][0]
             low, high = (min(low, hole[0]), max(high, hole[1])) if low < high else hole
             merged[at : at + 2] = [(merged[at][0], merged[at + 1][1])]
@@ -160,10 +165,10 @@ class Kept(NamedTuple):
             raise OffsetsUnclear(table, str(source.tp), *unclear, RANGES_MAX)
         return without(ranges, self.finished.ranges)
 
-    def after(self, span: Span) -> Kept:
-        """Returns what the table knows once the batch is written."""
+    def after(self, span: Span, position: int = OFFSET_MAX) -> Kept:
+        """Returns what the table knows once the batch is written. `position`: as `Finished.add` has it."""
         by = (span.token, span.group) if span.token else (self.token, self.group)
-        return Kept(self.finished.add(span.ranges), *by)
+        return Kept(self.finished.add(span.ranges, position), *by)
 
     def back_to(self, offset: int) -> Kept:
         return self._replace(finished=self.finished.back_to(offset))
