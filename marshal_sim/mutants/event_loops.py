@@ -54,15 +54,25 @@ def e3() -> list[Patch]:
 
 
 def e4() -> list[Patch]:
-    def handled(self: Processing[Any, Any], given: Any) -> None:
-        """Takes a handler that was cancelled for one that has returned."""
-        self.settle_given(given, None, None, ends=None)
-
-    return [(Processing, "give_back_given", handled)]
+    return _cancelled(handled=True)
 
 
 def e5() -> list[Patch]:
-    return [(Processing, "give_back_given", lambda self, given: None)]
+    return _cancelled(handled=False)
+
+
+def _cancelled(*, handled: bool) -> list[Patch]:
+    settle = Processing.settle_given
+
+    def settled(
+        self: Processing[Any, Any], given: Any, result: object, error: BaseException | None, **ends: Any
+    ) -> None:
+        """Takes a handler that was cancelled for one that has returned, or forgets its message."""
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        if handled or not is_cancelled:
+            settle(self, given, result, None if is_cancelled else error, **ends)
+
+    return [(Processing, "settle_given", settled)]
 
 
 _ALO: Final = {"mode": AT_LEAST_ONCE}

@@ -446,25 +446,28 @@ def test_another_event_loop_is_refused(memory: MemoryTestCluster) -> None:
     asyncio.run(main())
 
 
-def test_a_handler_whose_task_is_cancelled_holds_up_its_key_until_its_message_has_come_again(
-    memory: MemoryTestCluster,
-) -> None:
+@pytest.mark.parametrize("batch", [None, Batches(2)])
+def test_a_cancellation_of_a_handlers_task_alone_ends_it(memory: MemoryTestCluster, batch: Batches | None) -> None:
+    """As what is no Exception does: else such a handler would be called again at once, and without an end."""
     topic, began = fill(memory, 4, keys=1), list[int]()
 
     async def main() -> None:
-        async def handle(message: Message) -> None:
-            began.append(message.offset)
-            if began == [0]:
-                task = asyncio.current_task()
-                assert task is not None
-                task.cancel()
+        async def handle(given: Any) -> None:
+            began.append((given[0] if batch else given).offset)
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
             await asyncio.sleep(0)
 
-        async with opened(memory, topic) as consumer, consumer.process(handle) as work:
-            await until(lambda: work.stats().finished == 4, "all are handled")
+        async with opened(memory, topic) as consumer:
+            work = consumer.process(handle, batch=batch)
+            with pytest.raises(asyncio.CancelledError):
+                await work.wait(DEADLINE_S)
+            assert work.stats().working == 0
+            assert [message.offset for message in await consumer.fetch(4, min_messages=4)] == [0, 1, 2, 3]
 
     asyncio.run(main())
-    assert began == [0, 0, 1, 2, 3]
+    assert began == [0]
 
 
 @pytest.mark.parametrize("batch", [{}, {"batch": Batches(1)}])

@@ -475,7 +475,8 @@ class AsyncProcess(Running[K_co, V_co]):
         self._begin(at_once=True)
 
     async def _handle(self, given: Any) -> None:
-        """Has a message or a batch handled. Raises CancelledError if its task is cancelled."""
+        """Has a message or a batch handled. Raises CancelledError if all tasks are cancelled: the end of the program. A
+        cancellation of its task alone is the handler's, and so its error."""
         processing = self._processing
         limit: asyncio.Timeout | None = None
         try:
@@ -489,8 +490,7 @@ class AsyncProcess(Running[K_co, V_co]):
                 async with asyncio.timeout(self._timeout_s) as limit:
                     answer = answered(await result)
         except BaseException as raised:
-            task = asyncio.current_task()
-            if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
+            if isinstance(raised, asyncio.CancelledError) and (self._watcher.cancelling() or self._watcher.done()):
                 processing.give_back_given(given)
                 raise
             if limit is not None and limit.expired() and isinstance(raised, TimeoutError) and not raised.args:
