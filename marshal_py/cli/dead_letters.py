@@ -74,9 +74,18 @@ def ls(options: LetterOptions, topic: DeadLetterTopic) -> None:
 
     Of several letters about one message and group the newest is listed.
     """
-    found = letters_of.read(options.transport(), topic, options.select())
+    chosen, letters = options.select(), False
+
+    def select(letter: Letter) -> bool:
+        nonlocal letters
+        letters = True
+        return chosen(letter)
+
+    found = letters_of.read(options.transport(), topic, select)
     _show(options, found)
-    if not found:
+    if not letters:
+        output.say(f"topic {topic!r} has no dead letters: no message in it has the headers of one")
+    elif not found:
         output.say(f"topic {topic!r} has no dead letter that was asked for")
 
 

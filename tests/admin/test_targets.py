@@ -50,7 +50,9 @@ def test_errors_name_what_was_given(tmp_path: Path) -> None:
     empty.write_text("topic,partition,offset\n", encoding="utf-8")
     with pytest.raises(InvalidOption, match=r"empty\.csv.*names no partition"):
         parse(str(empty), "to")
-    with pytest.raises(InvalidOption, match=r"committed:blue.*of group 'blue'.*committed:blue\|earliest"):
+    with pytest.raises(
+        InvalidOption, match=r"committed:blue.*of group 'blue'.*committed:blue\|earliest or committed:blue\|latest"
+    ):
         resolved("committed:blue", B)
 
 
@@ -109,7 +111,7 @@ WRONG += ["committed|", "committed|first", "committed:", "committed:|latest", "l
 
 @pytest.mark.parametrize("text", WRONG)
 def test_what_nobody_should_write(text: str) -> None:
-    with pytest.raises(InvalidOption, match=r"to=.*latest-N, .*2h ago.*committed:GROUP"):
+    with pytest.raises(InvalidOption, match=r"to=.*latest-N, .*2h ago.*committed:GROUP.*\|earliest or \|latest"):
         parse(text, "to")
 
 

@@ -222,3 +222,16 @@ def test_the_examples_of_the_seed(shell: Shell, example_topic: str, example: Exa
 def test_the_example_of_a_bad_request(shell: Shell, example_topic: str) -> None:
     """ADR-31: the payload beside a subject-appended key is refused."""
     direct_get_examples.refuses_a_payload(shell, example_topic)
+
+
+def test_a_topic_without_dead_letters_says_so(users: Shell, broker: Broker) -> None:
+    """It may be the data topic, given by mistake: another answer than that the options choose none."""
+    none = users.run("dead-letters", "ls", TOPIC, "--group", "g")
+    assert none.stderr == f"topic {TOPIC!r} has no dead letters: no message in it has the headers of one\n"
+    broker.create_topic("dlq.get-users", 1)
+    named = {"topic": TOPIC, "partition": "0", "offset": "1", "group": "g"}
+    headers = [{"name": f"__dlq.errors.{name}", "value": value} for name, value in named.items()]
+    letter = json.dumps({"value": "v", "headers": headers})
+    assert users.run("produce", "dlq.get-users", "--from-json", stdin=letter.encode()).exit_code == 0
+    other = users.run("dead-letters", "ls", "dlq.get-users", "--group", "another")
+    assert other.stderr == "topic 'dlq.get-users' has no dead letter that was asked for\n"

@@ -313,7 +313,9 @@ def _at(tp: TopicPartition, point: Point, facts: Facts) -> int:
         named = f"{COMMITTED}:{point.group}" if point.group else COMMITTED
         of = f"group {point.group!r}" if point.group else "the group"
         raise InvalidOption(
-            "to", named, f"Kafka has no committed offset of {of} for {tp}; {named}|earliest says what then"
+            "to",
+            named,
+            f"Kafka has no committed offset of {of} for {tp}; {named}|earliest or {named}|latest says what then",
         )
     return found
 

@@ -1,7 +1,7 @@
 """The one grammar for a place in topics: where a group begins, where `set-position` moves it, what a backfill reads.
 
     earliest | latest | latest-25 | 1200 | 2025-01-31T12:00:00Z | 2h ago | 2h-ago | -2h
-    committed | committed|earliest | committed:blue | committed:blue|earliest
+    committed | committed|earliest | committed:blue | committed:blue|latest
     positions.csv, or its lines as text: topic,partition,offset
     {"orders": {"0": 23, "1": -2, "2": "2025-01-31T12:00:00Z"}}
 
@@ -43,7 +43,7 @@ FIXED_RULE: Final = (  # for a text that must mean the same for every group
     'earliest, latest, latest-N, an offset, an ISO-8601 time, "2h ago", a .csv file of topic,partition,offset, or JSON '
     'as {"topic": {"0": 23, "1": -2}}'
 )
-RULE: Final = f"{FIXED_RULE}, or committed, committed:GROUP, either with |earliest"
+RULE: Final = f"{FIXED_RULE}, or committed, committed:GROUP, either with |earliest or |latest"
 _ENDS: Final = {-1: LATEST, -2: EARLIEST}
 _LATEST_MINUS: Final = re.compile(r"latest-(\d{1,18})")
 _DIGITS: Final = re.compile(r"\d{1,19}")
