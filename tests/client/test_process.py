@@ -411,6 +411,32 @@ def test_a_process_that_begins_after_another_waits_for_what_was_given_back(memor
     assert in_order(journal)
 
 
+def test_a_second_end_waits_until_the_first_has_given_back_what_waits(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a `process` that begins then would not find it, and begin with what follows in its lane."""
+    topic, hold, put_back = fill(memory, 4, keys=1), threading.Event(), processing.put_back
+    waits: list[bool] = []
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work = consumer.process(lambda message: hold.wait(DEADLINE_S) and None, workers=1)
+        until(lambda: work.stats().waiting == 3, "one has begun")
+        other = threading.Thread(target=work._processing.close)
+
+        def while_another_ends(message: Message, delay_s: float = 0.0) -> None:
+            if not waits:
+                waits.append(False)
+                hold.set()
+                other.start()
+                other.join(0.1)
+                waits.append(other.is_alive())
+            put_back(message, delay_s)
+
+        monkeypatch.setattr(processing, "put_back", while_another_ends)
+        work.stop()
+        other.join(DEADLINE_S)
+        assert waits == [False, True]
+
+
 def test_what_waits_moves_at_once_and_the_handlers_end_first(memory: MemoryTestCluster) -> None:
     """A second consumer gets one of two partitions while a handler of it runs and messages wait behind it."""
     topic, group = fill(memory, 200, keys=3, partitions=2), memory.group()

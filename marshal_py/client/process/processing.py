@@ -355,6 +355,7 @@ class Processing(Generic[K_co, V_co]):
         lock = threading.Lock()
         self._lock: AbstractContextManager[object] = lock  # of `changed`; entered in C
         self.changed: threading.Condition = threading.Condition(lock)
+        self._closing: AbstractContextManager[object] = driver.context.new_lock()  # held by `close` alone
         self.over: bool = False
         self.draining: bool = False
         self._halted = False
@@ -829,11 +830,12 @@ class Processing(Generic[K_co, V_co]):
     def close(self) -> None:
         """Begins with no more messages, and gives back what waits. The consume has been told to end."""
         self.halt()
-        with self._lock:
-            given = self._lanes.take_waiting()
-        for message in sorted(given, key=lambda one: (one.topic, one.partition, one.offset)):
-            put_back(message)
-        self.detach()
+        with self._closing:  # when another thread's call returns, a `process` may begin that must find what waited here
+            with self._lock:
+                given = self._lanes.take_waiting()
+            for message in sorted(given, key=lambda one: (one.topic, one.partition, one.offset)):
+                put_back(message)
+            self.detach()
 
     # --- telling
 
