@@ -39,7 +39,7 @@ from marshal_sim.cluster.calls import HandlerCall
 from marshal_sim.cluster.clock import MachineClock
 from marshal_sim.cluster.environment import ClientEnvironment
 from marshal_sim.cluster.front import Front
-from marshal_sim.cluster.locks import Locks
+from marshal_sim.cluster.locks import Known, Locks
 from marshal_sim.cluster.ports import (
     SERVERS,
     SILENT,
@@ -121,7 +121,9 @@ class Client(Process):
         self.callbacks: SimulatedCallbacks = SimulatedCallbacks(self)
         self.locks: Locks | None = None
         if self.environment.locks and not self.plans:
-            self.locks = Locks(self.environment, self, lambda: self.driver is not None and self.driver.ended)
+            self.locks = Locks(
+                self.environment, self, lambda: self.driver is not None and self.driver.ended, self._known
+            )
         self.context: Context = Context(
             self.log_port,
             SimulatedAdmin(self, self._heard),  # type: ignore[arg-type]  # the part of it that consumers call
@@ -139,6 +141,10 @@ class Client(Process):
         self.turn: Turn = Turn(self.context, self)
         logs, every_ms = SimulatedLogs(self, self.turn), TRUNCATE_INTERVALS * self.options.interval_ms
         self.maintenance: LogMaintenance = LogMaintenance(self.context, logs, Truncation(every_ms, 1))
+
+    def _known(self) -> Known:
+        assert self.member is not None
+        return self.environment.now_ms, self.world.next_offset, self.member.newest_instance
 
     def _retention(self) -> RetentionPolicy:
         if not self.environment.keeps_snapshots:

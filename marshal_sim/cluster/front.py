@@ -12,19 +12,20 @@ notice.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from marshal_py.client.connection import Change, Context, PollAhead, Wait
 from marshal_py.client.delivery.buffers import Reserved
 from marshal_py.errors import MarshalError
 from marshal_sim.cluster.busy_loops import BusyLoop
-from marshal_sim.cluster.locks import Locks
+from marshal_sim.cluster.locks import Known, Locks
 from marshal_sim.cluster.process import Process
 from marshal_sim.cluster.source import SimulatedSource
 
 SLICES: Final = 6  # a wait in which nothing happens ends so often per interval
 WAITS_AT_ONCE_MAX: Final = 10_000  # waits that one call may carry out without any time between: more is an endless loop
 
+T = TypeVar("T")
 CallSteps = Generator[Wait | Reserved, Any, Any]
 
 
@@ -76,8 +77,7 @@ class Front:
         """Continues a call with the result of its wait, until it waits again or ends."""
         for _ in range(WAITS_AT_ONCE_MAX):
             try:
-                send, locks = call.steps.send, self._locks
-                wait = send(result) if locks is None else locks.run(send, result)
+                wait = self.run(call.steps.send, result)
             except StopIteration as end:
                 call.ended(end.value, None)
                 return
@@ -96,6 +96,14 @@ class Front:
                 return
             result = result or None if isinstance(wait, Change) else result
         raise BusyLoop(f"a call of consumer {self._process.number} waits again and again, and no time passes")
+
+    def run(self, code: Callable[..., T], *arguments: Any) -> T:
+        """Runs `code` in a thread of the user, which may be stopped where it leaves a lock."""
+        return code(*arguments) if self._locks is None else self._locks.run(code, *arguments)
+
+    def gate(self) -> Known | None:
+        """Returns what the gate knew when that thread last left a lock; None if none is ever stopped there."""
+        return None if self._locks is None else self._locks.left
 
     def _at_once(self, wait: Wait) -> Any:
         """Returns the result of a wait that is over already; None if it is not."""

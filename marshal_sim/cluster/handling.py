@@ -37,6 +37,7 @@ from marshal_py.protocol.member.member import Member
 from marshal_sim.cluster.environment import ClientEnvironment
 from marshal_sim.cluster.faults import spread
 from marshal_sim.cluster.front import Call, CallSteps, Front
+from marshal_sim.cluster.locks import Known
 from marshal_sim.cluster.process import Process
 from marshal_sim.cluster.source import key_of
 from marshal_sim.judge.evidence import LaneStep
@@ -237,11 +238,13 @@ class Handling:
         self._reservation: Reserved
         self._working: list[list[AnyMessage]] = []  # what each handler has
         self._phases: dict[int, ClaimPhase] = {}  # by epoch, as they were when this looked
+        self._beginning = 0  # workers that look for a message
+        self.gate: Known | None = None  # of the newest message, if its thread may have been stopped since
         self._taking = self._stopped = self._tries_again = self._received = self._over = False
         self._error: MarshalError | None = None
 
     def begin(self) -> None:
-        self._processing.attach()
+        self._front.run(self._processing.attach)
         cancelled = self._cancelled if self._environment.cancels else None
         self._front.begin(self._consume.receive(self._receiving), self._consumed, self._reserved, cancelled)
         self._watch(None)
@@ -273,7 +276,7 @@ class Handling:
         self._taking = False
 
     def _put(self) -> None:
-        self._processing.take(self._reservation.messages(self._process.boot_ns))
+        self._front.run(self._processing.take, self._reservation.messages(self._process.boot_ns))
         self.work()
         rng = self._environment.rng
         if not self._environment.healed and rng.random() < ENDS:
@@ -294,9 +297,11 @@ class Handling:
 
     def work(self) -> None:
         """Begins handlers, as many as there are workers for. One whose handler hangs is replaced with its claim."""
-        while len(self._held()) < self._settings.workers:
+        while len(self._held()) + self._beginning < self._settings.workers:
+            self._beginning += 1
             messages, wait_s = self._next()
-            if not messages:
+            self._beginning -= 1
+            if not messages or self._process.dead:
                 if 0 < wait_s < IDLE_S and not self._tries_again:
                     self._tries_again = True
                     self._environment.schedule(max(1, round(wait_s * 1000)), self._process, self._try_again)
@@ -308,7 +313,8 @@ class Handling:
         """Returns the messages of the next handler, and without any after how many seconds to ask again."""
         processing = self._processing
         if self._settings.batch is None:
-            message, shut = processing.begin()
+            message, shut = self._front.run(processing.begin)
+            self.gate = self._front.gate()
             return [] if message is None else [message], SHUT_S if shut else 0.0
         while True:
             with processing.changed:
@@ -327,10 +333,17 @@ class Handling:
         self._tries_again = False
         self._process.ran()  # which lets the workers look
 
-    def settle(self, messages: Sequence[AnyMessage]) -> list[Answer]:
-        """Ends a handler, which does what the answers say that it draws."""
+    def answers(self, count: int) -> list[Answer]:
+        """Draws what a handler of so many messages says of each."""
         lists, interval_ms = self._settings.batch is not None, self._member.options.interval_ms
-        answers = draw_answers(self._environment, interval_ms, len(messages), lists=lists)
+        return draw_answers(self._environment, interval_ms, count, lists=lists)
+
+    def settle(self, messages: Sequence[AnyMessage], answers: Sequence[Answer]) -> None:
+        """Ends a handler, which does what the answers say."""
+        self._front.run(self._settle, messages, answers)
+        self._working = [one for one in self._working if one[0] is not messages[0]]
+
+    def _settle(self, messages: Sequence[AnyMessage], answers: Sequence[Answer]) -> None:
         processing, fails = self._processing, answers[0].fails
         if fails:
             for message in messages:
@@ -342,9 +355,10 @@ class Handling:
             processing.settle_batch(messages, [answer.error for answer in answers], None)
         elif not fails:
             processing.settle(messages[0], answers[0].error)
-        self._working = [one for one in self._working if one[0] is not messages[0]]
+
+    def go_on(self) -> None:
+        """Has a worker go on whose handler has ended."""
         self._look() if self._processing.over else self.work()
-        return answers
 
     # --- the thread that looks
 
@@ -373,15 +387,16 @@ class Handling:
             return
         if not consume.closed and not processing.over:
             if consume.draining and not processing.draining:
-                processing.drain()
-            processing.look()
+                self._front.run(processing.drain)
+            self._front.run(processing.look)
             self.work()
             return
-        processing.halt()
+        self._front.run(processing.halt)
         consume.stop()
         self._front.poke()
-        processing.close()
-        if self._received and not self._held():  # as one that hangs, and has lost its claim, is not waited for
+        self._front.run(processing.close)
+        # One that hangs, and has lost its claim, is not waited for.
+        if self._received and not self._over and not self._held():
             self._over = True
             self._tell_ended(self._error)
 
@@ -396,9 +411,9 @@ class Handling:
     def _stop_or_drain(self, drains: bool) -> None:
         """Ends it, as a call of another thread."""
         if drains:
-            self._processing.drain()
+            self._front.run(self._processing.drain)
             self._consume.begin_drain(None)
         else:
-            self._processing.halt()
+            self._front.run(self._processing.halt)
         self._look()
         self._front.poke()

@@ -4,8 +4,9 @@ Meanwhile everything else goes on, the other threads of the process too: its loo
 calls. The shipped client makes its locks by `Context.new_lock`, so no line of it is copied or changed.
 
 This does not reach: what happens between two releases; acks, which take no lock; the loop, which does its turn under
-one lock; the worker; planners of ranges, whose gate is read after the plan; the locks of `Consumer` and `Ending`. Of
-several threads that are stopped so, the one that was stopped last goes on first.
+one lock; the worker; planners of ranges, whose gate is read after the plan; the collecting of a list for `process`,
+each of whose messages has a gate; the locks of `Consumer` and `Ending`. Of several threads that are stopped so, the one
+that was stopped last goes on first.
 """
 
 from __future__ import annotations
@@ -21,15 +22,20 @@ from marshal_sim.cluster.process import Process, ThreadGone
 DEPTH_MAX: Final = 3  # threads that are stopped at once, of all processes
 
 T = TypeVar("T")
+Known = tuple[int, int, bytes]  # the time in ms, how much of the log was read, and the newest instance
 
 
 class Locks:
     """Makes the locks of one process, and knows whether a thread of the user runs that holds none."""
 
-    def __init__(self, environment: ClientEnvironment, process: Process, ended: Callable[[], bool]) -> None:
-        """`ended()`: whether the consumer of the process has ended, so that the thread still goes on."""
-        self._environment, self._process, self._ended = environment, process, ended
+    def __init__(
+        self, environment: ClientEnvironment, process: Process, ended: Callable[[], bool], known: Callable[[], Known]
+    ) -> None:
+        """`ended()`: whether the consumer of the process has ended, so that the thread still goes on. `known()`: what
+        its gate knows now."""
+        self._environment, self._process, self._ended, self._known = environment, process, ended, known
         self._in_thread = False
+        self.left: Known | None = None  # what its gate knew when the present thread of the user last left a lock
         self.held = 0
 
     def new(self) -> SimulatedLock:
@@ -46,12 +52,15 @@ class Locks:
     def released(self) -> None:
         """Stops the thread that has left a lock, if the seed says so."""
         environment, process = self._environment, self._process
-        if not self._in_thread or self.held or process.dead or environment.stopped_threads >= DEPTH_MAX:
+        if not self._in_thread or self.held:
+            return
+        left = self.left = self._known()
+        if process.dead or environment.stopped_threads >= DEPTH_MAX:
             return
         if stopped_ms := environment.network_faults.lock_ms():
             self._in_thread = False
             environment.go_on_for(stopped_ms, process)
-            self._in_thread = True
+            self._in_thread, self.left = True, left
             if process.dead and not self._ended():
                 raise ThreadGone
 

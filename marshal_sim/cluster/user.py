@@ -354,7 +354,9 @@ class User:
         """Begins a handler. The process may be stopped before, since the gate was looked at."""
         faults, together = self.environment.network_faults, Together()
         calls = together.calls = [HandlerCall(one, self._delivery_of(one), of, together) for one in messages]
-        together.left = len(calls)
+        together.left, first = len(calls), calls[0].delivery
+        if of is not None and of.gate is not None:
+            first.gate_ms, first.read_to, first.instance = of.gate
         if thread_ms := faults.thread_ms():
             self._hold(calls[0])
             self.environment.schedule(thread_ms, self.process, self._take_late, calls)
@@ -473,9 +475,16 @@ class User:
         """Ends a handler of a `process`, which answers for it. What is behind a message that comes again, in its lane,
         comes again, too."""
         messages = [call.message for call in calls if call.message is not None]
-        late = [claim_of(message).sealed for message in messages]
+        answers, now_ms = handling.answers(len(messages)), self.environment.now_ms
+        others = self._answering  # whose threads are stopped where they answer
         self._answering = {(call.delivery.epoch, call.delivery.offset): call for call in calls}
-        self._settled(calls, handling.settle(messages), late, self.environment.now_ms)
+        try:
+            handling.settle(messages, answers)
+        finally:  # this one may have been, and its process died
+            late = [claim_of(message).sealed or self.process.dead for message in messages]
+            self._settled(calls, answers, late, now_ms)
+            self._answering = others
+        handling.go_on()
 
     def _settled(self, calls: list[HandlerCall], answers: list[Answer], late: list[bool], now_ms: int) -> None:
         """Notes what became of what a handler had. `late`: whether the claim of each was over before."""
@@ -491,7 +500,7 @@ class User:
                 delivery.give_back(now_ms, 0 if lane in again else answer.delay_ms)
                 again.add(lane)
                 continue
-            delivery.finish(now_ms)
+            delivery.end_ms, delivery.ack_ms = now_ms, self.environment.now_ms
             if was_late:
                 delivery.ack_was_late()
 

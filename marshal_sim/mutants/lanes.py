@@ -13,7 +13,7 @@ from typing import Any, Final
 from marshal_py.client.messages.message import claim_of
 from marshal_py.client.process import processing
 from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes, Ready
-from marshal_py.client.process.processing import Processing, outcomes_of
+from marshal_py.client.process.processing import Processing, Retry, outcomes_of
 from marshal_py.protocol.claims import OffsetRun
 
 Patch = tuple[Any, str, Any]
@@ -138,6 +138,19 @@ def k14() -> list[Patch]:
     return [(Ready, "take", again)]
 
 
+def k15() -> list[Patch]:
+    def given_back_first(self: Processing[Any, Any], message: AnyMessage, error: Retry) -> None:
+        """Gives a message back before its lane waits for it, so that it may come again in between."""
+        given = message.nak(error.delay_s(message.delivery_count, self._draw))
+        with self._lock:
+            self._returned(message)
+            self._lanes.park(message)
+            if not given:
+                self._lanes.unpark(message)
+
+    return [(Processing, "_retry", given_back_first)]
+
+
 # Name, what it does wrong, the bug, the faults that make it likely to show, and other options.
 _LANES: Final = {"mode": 1, "rate": 60, "intervals": 12}
 PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...], dict[str, Any]], ...]] = (
@@ -155,4 +168,5 @@ PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...],
     ("K12", "what a handler says of the others of a list is lost", k12, ("lanes",), _LANES),
     ("K13", "what comes late, or was put back, comes after all that is ready", k13, ("lanes", "calls"), _LANES),
     ("K14", "one partition comes after the other", k14, ("lanes",), _LANES),
+    ("K15", "what is given back may come again before its lane waits for it", k15, ("lanes", "locks"), _LANES),
 )

@@ -1134,7 +1134,7 @@ QUICK = (
     "F11B",
     "F11C",
     "F11D",
-    *(f"K{number}" for number in range(1, 15)),
+    *(f"K{number}" for number in range(1, 16)),
 )
 
 
@@ -1273,7 +1273,7 @@ def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
     others |= {"R1", "R2", "R3", "R4", "R5", "L1", "L2", "L3", "P1", "P2", "P3", "P4", "P5", "P6"}
     others |= {"P7", "W1", "W2", "O1", "O2"}
     others |= {"U1", "U2", "U3", "F11A", "F11B", "F11C", "F11D"}
-    others |= {f"C{n}" for n in range(1, 44)} | {f"K{n}" for n in range(1, 15)} | {f"E{n}" for n in range(1, 6)}
+    others |= {f"C{n}" for n in range(1, 44)} | {f"K{n}" for n in range(1, 16)} | {f"E{n}" for n in range(1, 6)}
     assert set(MUTANTS) - wanted == others
     assert wanted - set(MUTANTS) == set(COUNTED) == {"X3", "X12"}
 

@@ -352,7 +352,7 @@ class Processing(Generic[K_co, V_co]):
         """Prepares a process of the consumer that receives by `receiving`. `draw()`: a random number in [0, 1)."""
         driver, queue = receiving.driver, receiving.queue
         self.settings = settings
-        lock = threading.Lock()
+        lock = driver.context.new_lock()
         self._lock: AbstractContextManager[object] = lock  # of `changed`; entered in C
         self.changed: threading.Condition = threading.Condition(lock)
         self._closing: AbstractContextManager[object] = driver.context.new_lock()  # held by `close` alone
