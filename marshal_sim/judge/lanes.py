@@ -234,9 +234,10 @@ def _has_its_turn(
             yield Violation("S30", -1, other[0], text)
     for others in owed.values():
         others.pop(claim, None)
-    could = {
+    left = {other[1:]: other[0] for other, offsets in sorted(waiting.offsets.items(), reverse=True) if offsets}
+    could = {  # not what comes behind messages of an older claim, which take turns until the `process` looks
         other: waiting.first(other)
         for other in waiting.offsets
-        if other != claim and other[0] in step.may and other[0] not in follow
+        if other != claim and other[0] in step.may and other[0] not in follow and left.get(other[1:]) == other[0]
     }
     owed[claim] = {other: offset for other, offset in could.items() if offset is not None}

@@ -369,6 +369,21 @@ def test_the_oldest_of_each_partition_in_turn_is_next() -> None:
     assert begun(world, 6) == [(0, 0), (1, 7), (0, 1), (1, 8), (0, 2), (0, 3)]
 
 
+def test_what_was_taken_away_costs_a_partition_no_turn() -> None:
+    """Else one that is lost with a backlog, and claimed again, waits for as many messages of the others."""
+    world = World()
+    claims = [world.claim, cast(Any, Claim())]
+    claims[1].tp = TopicPartition("orders", 1)
+    for claim, offsets in ((claims[0], (1, 2, 3)), (claims[1], (7, 8))):
+        world.claim = claim
+        for offset in offsets:
+            world.lanes.add(LaneKey(claim.tp, None, offset), world.message(offset))
+    assert len(world.lanes.take_waiting(claims[0])) == 3
+    world.claim = cast(Any, Claim())
+    world.lanes.add(LaneKey(TP, None, 4), world.message(4))
+    assert begun(world, 3) == [(0, 4), (1, 7), (1, 8)]
+
+
 def test_what_was_put_back_because_its_gate_was_shut_is_next() -> None:
     world = World()
     for offset in range(4):

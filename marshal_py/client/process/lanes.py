@@ -124,6 +124,11 @@ class Ready:
         self._count -= 1
         return lane
 
+    def take_back(self, lane: Lane) -> None:
+        """Gives the partition of a lane that was just taken away, and had nothing, its turn back."""
+        if self._turns and self._turns[-1] is self._of[lane.key.tp]:
+            self._turns.rotate(1)
+
 
 class Lanes:
     """All lanes of one `process`."""
@@ -197,6 +202,7 @@ class Lanes:
                 self._of_message[id(message)] = lane
                 self.working += 1
                 return message
+            self.ready.take_back(lane)  # all that waited in it was taken away
         return None
 
     def join(self, message: AnyMessage) -> AnyMessage | None:
