@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -66,11 +67,10 @@ def check_topic_name(given: str | list[str] | None) -> str | list[str] | None:
 
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", callback=check_topic_name, help="The topic.")]
 KEYS: Final = "keys and values are librdkafka's (its CONFIGURATION.md), not those of Java clients"
+SERVERS: Final = "MARSHAL_BOOTSTRAP_SERVERS"
 Servers = Annotated[
     str | None,
-    typer.Option(
-        "--bootstrap-servers", envvar="MARSHAL_BOOTSTRAP_SERVERS", metavar="HOST:PORT,...", help="Where the cluster is."
-    ),
+    typer.Option("--bootstrap-servers", envvar=SERVERS, metavar="HOST:PORT,...", help="Where the cluster is."),
 ]
 CommandConfig = Annotated[
     Path | None,
@@ -344,17 +344,21 @@ def _names(shared: type[Any]) -> list[str]:
 
 
 def settings_of(servers: str | None, config: Path | None) -> dict[str, Any]:
-    """Returns librdkafka's settings. `servers` overrides the file `config`. If neither names a cluster, the command
-    ends with exit code 2."""
+    """Returns librdkafka's settings. `servers` overrides the file `config`. If neither names a cluster, or the file and
+    the environment name two, the command ends with exit code 2."""
     settings: dict[str, Any] = {"log_level": 0}  # our errors say what librdkafka would print
     if config is not None:
         settings.update(read_properties(config))
     if servers:
+        named = settings.get("bootstrap.servers") or servers
+        if named != servers and servers == os.environ.get(SERVERS):
+            raise typer.BadParameter(
+                f"{config} names {named}, and {SERVERS} names {servers}: unset the variable, or take the line out"
+            )
         settings["bootstrap.servers"] = servers
     if not settings.get("bootstrap.servers"):
         raise typer.BadParameter(
-            "name the cluster by --bootstrap-servers, MARSHAL_BOOTSTRAP_SERVERS or a line in the "
-            "file of --command-config"
+            f"name the cluster by --bootstrap-servers, {SERVERS} or a line in the file of --command-config"
         )
     return settings
 

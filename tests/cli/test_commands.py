@@ -136,6 +136,11 @@ def test_the_file_names_the_cluster(shell: Shell, tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text(f"# ours\n\nbootstrap.servers = {shell.servers}\nclient.id=shell\n", encoding="utf-8")
     assert Shell("").run("doctor", "--command-config", str(file)).exit_code == 0
+    assert shell.run("doctor", "--command-config", str(file)).exit_code == 0
+    other = Shell("127.0.0.1:1").run("doctor", "--command-config", str(file))
+    assert other.exit_code == 2, "nobody knows which one is meant"
+    assert f"names {shell.servers}, and MARSHAL_BOOTSTRAP_SERVERS names 127.0.0.1:1" in " ".join(other.stderr.split())
+    assert shell.run("doctor", "--command-config", str(file), "--bootstrap-servers", "127.0.0.1:1").exit_code == 1
     file.write_text("no equals sign\n", encoding="utf-8")
     assert shell.run("doctor", "--command-config", str(file)).exit_code == 2
     file.write_text("group.id=mine\n", encoding="utf-8")
