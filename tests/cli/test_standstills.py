@@ -337,6 +337,21 @@ def test_a_loop_that_hangs_is_told_of_all_the_partitions_that_it_blocks(
 
 
 @pytest.mark.parametrize("view", ["state", "lag", "doctor"])
+def test_the_limit_of_each_consumer_is_named_where_it_leaves_partitions_alone(
+    view: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MemoryCluster() as cluster:
+        cluster.create_topic(TOPIC, 3)
+        for number in range(BACKLOG):
+            cluster.produce(TOPIC, b"%d" % number, partition=number % 3)
+        consumers = [_owner(cluster, name=f"client{number}", max_claims=1) for number in range(2)]
+        cluster.advance(15)
+        found = said(Scene(cluster, consumers[0]), view, monkeypatch)
+        assert "have had no owner for more than 10 s" in found, found
+        assert "each consumer of the topic owns as many partitions as its max_claims allows" in found, found
+
+
+@pytest.mark.parametrize("view", ["state", "lag", "doctor"])
 def test_one_handler_that_hangs_beside_others_that_finish_is_not_said_to_finish_nothing(
     view: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

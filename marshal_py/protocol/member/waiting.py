@@ -16,7 +16,7 @@ from marshal_py.protocol import policy
 from marshal_py.protocol.fold.policies import policy_of
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member.member import Member
-from marshal_py.protocol.policy import candidate_order, listed, names
+from marshal_py.protocol.policy import candidate_order, has_room, listed, names
 from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.codec import VERIFIES
 from marshal_py.protocol.wire.identity import NONE, PIN, TopicPartition, consumed, names_of
@@ -280,15 +280,16 @@ def _unowned(group: Group, waiting: Mapping[TopicPartition, int], found: Sequenc
         if not said and not group.paused:
             free.setdefault(tp.topic, []).append(tp)
     why = _unpinned(group)
-    advice = "restart one whose handler is stuck; who owned it last, and why that ended: marshal explain"
-    advice = advice if why is None else str(why)
+    stuck = "restart one whose handler is stuck; who owned it last, and why that ended: marshal explain"
+    full = "each consumer of the topic owns as many partitions as its max_claims allows: start more, or raise it"
+    room = {topic for one in group.sessions.values() if has_room(one) for topic in consumed(one.join.topics, free)}
     text = "have had no owner for more than {} s, though {} messages wait and {} consumers are there"
     return [
         Standstill(
             "unowned",
             f"{_partitions(topic, (tp.partition for tp in tps))} "
             + text.format(UNOWNED_MS // 1000, sum(waiting[tp] for tp in tps), len(group.sessions)),
-            advice,
+            str(why) if why is not None else stuck if topic in room else full,
             topic,
             tuple(tp.partition for tp in tps),
         )
