@@ -353,7 +353,8 @@ class Looking:
                 continue
             look = f"marshal get {tp.topic} --partition {tp.partition} --offset {at}"
             skip = f"marshal set-position {quote(group.name)} {tp} --to {at + 1}"
-            found[tp] = text, f"to see it: {look}; to skip it: {skip}"
+            again = "what is finished above it then comes again; max_deliver with a dead_letter_topic spares that"
+            found[tp] = text, f"to see it: {look}; to skip it: {skip}; {again}"
         return found
 
     def facts(
