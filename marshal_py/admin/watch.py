@@ -216,6 +216,8 @@ class Watch:
         if self._in_cluster:
             if not self._followed_ms and self._shows == "groups":  # from now on it counts
                 self._advisories = {log: Advisories(world) for log, world in observer.worlds.items()}
+                for _, group in self._live():
+                    self.tally(group.name).begin(group)
             self._followed_ms = observer.as_of_ms
         return observer.as_of_ms if self._in_cluster else max(self._newest_ms, until_ms or 0)
 

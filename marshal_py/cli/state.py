@@ -143,12 +143,12 @@ def state(
 
     With --lag, positions are those of the coordination log; kafka-consumer-groups shows copies that are some seconds
     older. The lag counts what Kafka still has. The time is how long it takes to read these messages, without new ones,
-    at the speed of the last minute, or of the newest 16,384 records if these are fewer; it is - if the position does
-    not move, or nobody owns the partition. With GROUP it says how the lag of all changes, too, by what was written in
-    this minute. "oldest" is the age of the oldest message that waits, for a client that may read the topic. A lag of -
-    is unknown: the topic is gone or was created again, the partition has no position yet, the position lies beyond the
-    end, or records were lost. With --lag --since it shows the lag over time, also of a dump. --lag of all groups has a
-    line for each; "last progress" is when a position last moved, - if not in the minute or more that was read.
+    at the speed of the last minute; it is - if the position does not move, or nobody owns the partition. With GROUP it
+    says how the lag of all changes, too, by what was written in this minute. "oldest" is the age of the oldest message
+    that waits, for a client that may read the topic. A lag of - is unknown: the topic is gone or was created again, the
+    partition has no position yet, the position lies beyond the end, or records were lost. With --lag --since it shows
+    the lag over time, also of a dump. --lag of all groups has a line for each; "last progress" is when a position last
+    moved, - if not in the minute or more that was read.
     """
     chosen = [one for one, wanted in zip(_VIEWS, (lag, members, settings, as_csv), strict=True) if wanted]
     if len(chosen) > 1:

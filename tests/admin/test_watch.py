@@ -374,6 +374,16 @@ def test_messages_that_were_deleted_are_no_lag_but_are_told(scene: Scene, first:
     assert any("Kafka has deleted unfinished messages of orders:0" in notice for notice in billing.notices)
 
 
+def test_what_was_delivered_again_before_the_first_look_is_not_counted(scene: Scene) -> None:
+    """Else the rate of `top --once` would be that of a message's whole life."""
+    session, (epoch,) = scene.own("billing", "billing-1", "orders", 1)
+    scene.write(Heartbeat(session, 1, (ClaimState(epoch, 0, in_flight=1, attempts=31),)), "billing")
+    scene.watch.refresh()
+    scene.write(Heartbeat(session, 2, (ClaimState(epoch, 0, in_flight=1, attempts=33),)), "billing")
+    scene.watch.refresh()
+    assert scene.watch.tally("billing").redelivered == 2
+
+
 def test_what_is_gone_is_forgotten(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("marshal_py.admin.watch.WINDOW_MS", 0)
     assert scene.watch.tally("billing").redelivered == 0, "also before the first refresh"

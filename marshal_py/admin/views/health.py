@@ -90,6 +90,10 @@ class Tally:
         self._attempts: dict[TopicPartition, tuple[int, int]] = {}  # position, and its deliveries
         self._inherited: dict[TopicPartition, int] = {}  # the offset up to which a take-over was counted, about
 
+    def begin(self, group: Group) -> None:
+        """Counts from this state of the group on: what was delivered again before is not counted."""
+        self._attempts = {tp: (one.position, one.attempts) for tp, one in group.partitions.items() if one.attempts > 1}
+
     def read(self, group: Group, verdict: Verdict, time_ms: int, advisories: Iterable[Advisory]) -> None:
         """Notes what a folded record says. `time_ms`: its timestamp. `group`: after it."""
         record = verdict.record
