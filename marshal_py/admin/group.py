@@ -311,8 +311,8 @@ class Group:
     def impact_of_shrink(
         self, topic: str, partitions: int, *, token: int | None = None, adopt: bool = False, take_over: bool = False
     ) -> Impact:
-        """Returns what `shrink` would do now and, if Kafka's topic does not allow it, why not. Writes nothing. Raises
-        InvalidOption, AdminBusy."""
+        """Returns what `shrink` would do now and, if Kafka's topic does not allow it, why not. Writes nothing. `token`,
+        `adopt`, `take_over`: as `shrink` has them. Raises InvalidOption, AdminBusy."""
         terms = Terms("", token, adopt, take_over)
 
         def judge(runner: OperationRunner) -> Impact:

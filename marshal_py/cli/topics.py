@@ -10,7 +10,7 @@ import typer
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from marshal_py.admin.group import group_names
-from marshal_py.admin.views.overview import positions
+from marshal_py.admin.views.overview import unfinished
 from marshal_py.cli import output
 from marshal_py.cli.changes import Yes, ask
 from marshal_py.cli.documents import prints
@@ -276,8 +276,8 @@ def purge(
     try:
         planned = source.purge(**target, dry_run=True)  # type: ignore[arg-type]  # typer has checked the kinds
         going = sum(each.after - each.before for each in planned.values())
-        unfinished = {} if yes and not dry_run else _unfinished(options, topic, planned)
-        losers = [f"group {name!r} has not finished {count} of them" for name, count in unfinished.items()]
+        left = {} if yes and not dry_run else _unfinished(options, topic, planned)
+        losers = [f"group {name!r} has not finished {count} of them" for name, count in left.items()]
         if not dry_run:
             for line in losers:
                 output.say(line)
@@ -289,19 +289,16 @@ def purge(
     would = "would be" if dry_run else "are"
     lines = [f"{topic}:{row.partition} begins at {row.after} (was {row.before})" for row in rows]
     lines += [f"{going} offsets {would} deleted", *(losers if dry_run else ())]
-    options.print_result(TopicPurge(topic, dry_run, rows, unfinished if dry_run else UNSET), "\n".join(lines))
+    options.print_result(TopicPurge(topic, dry_run, rows, left if dry_run else UNSET), "\n".join(lines))
 
 
 def _unfinished(options: CommonOptions, topic: str, planned: Mapping[int, Purged]) -> dict[str, int]:
     """Returns how many offsets of what a purge deletes are at or after the positions of a group, by group."""
-    found: dict[str, int] = {}
+    going = {number: (each.before, each.after) for number, each in planned.items()}
     try:
         with options.observer() as observer:
             observer.fold()
-            for _, group in observer.groups():
-                known = {tp.partition: at for tp, at in positions(group).items() if tp.topic == topic}
-                lost = (planned[n].after - max(at, planned[n].before) for n, at in known.items() if n in planned)
-                found[group.name] = sum(max(0, count) for count in lost)
+            found = {group.name: unfinished(group, topic, going) for _, group in observer.groups()}
     except CoordinationTopicMissing:  # no consumer has ever run here
-        pass
+        found = {}
     return {name: count for name, count in found.items() if count}

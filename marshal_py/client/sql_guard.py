@@ -129,14 +129,14 @@ Steps = Generator[Statement, Any, T]
 class Rules:
     """Builds the statements of one guard table, and decides from their results what is new. Pure."""
 
+    _has_marks = False  # as an inbox has
+
     def __init__(self, table: str = DEFAULT_TABLE) -> None:
         """The table's name, perhaps `schema.table`. Raises InvalidOption for no plain SQL name."""
         if not isinstance(table, str) or not _NAME.fullmatch(table):
             raise InvalidOption("table", table, "a plain SQL name, as in `applied` or `billing.applied`")
         self.table = table
         self._names = {"table": table, "row": table.rpartition(".")[2]}
-
-    _has_marks = False
 
     def _statement(self, sql: str, values: Mapping[str, object], rows: bool = False) -> Statement:
         return Statement(sql.format(**self._names).strip(), values, rows)

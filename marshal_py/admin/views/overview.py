@@ -248,6 +248,12 @@ def positions(group: Group) -> dict[TopicPartition, int]:
     return {tp: p.position for tp, p in existing(group).items() if tp.partition >= 0 and p.position != NONE}
 
 
+def unfinished(group: Group, topic: str, going: Mapping[int, tuple[int, int]]) -> int:
+    """Returns how many offsets of a topic, [start, to) by partition, are at or after the group's positions."""
+    known = ((tp.partition, at) for tp, at in positions(group).items() if tp.topic == topic and tp.partition in going)
+    return sum(max(0, going[number][1] - max(at, going[number][0])) for number, at in known)
+
+
 def free(
     group: Group,
     ends: Mapping[TopicPartition, int],

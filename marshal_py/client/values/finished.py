@@ -9,8 +9,8 @@ Offsets that Kafka gives to no message (markers of transactions, compacted messa
 writers name what they have read, and not only where messages were; and a Source keeps RANGES_MAX ranges. If there are
 more, the holes that came first are given up: offsets there are `unclear` from then on, and a message that comes from
 there is refused with an error (OffsetsUnclear). It is never passed over, and never written twice. A writer that knows
-the group's position keeps the holes from there on, whose messages come again: a consumer delivers nothing new of a
-partition while as many of its messages wait as docs/acks.md says.
+the group's position keeps all holes from there on, because their messages come again. A consumer bounds them: it
+delivers nothing new of a partition of which too many messages wait.
 """
 
 from __future__ import annotations
