@@ -22,6 +22,7 @@ from marshal_py.transport import connecting, kafka
 from marshal_py.transport.memory import MemoryMessage
 from marshal_py.transport.ports import Bounds
 from tests.support.broker_faults import fail_requests
+from tests.support.brokers import free_ports
 from tests.support.client_fixtures import DEADLINE_S, LOG, EmbeddedTestCluster, collect, joined, places, until
 
 LONG_S = 10 * DEADLINE_S  # of a connect that must not wait for it
@@ -67,8 +68,7 @@ SASL = {"sasl_mechanism": "PLAIN", "sasl_username": "alice", "sasl_password": "w
 
 
 def test_a_port_where_nobody_listens_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        servers = f"127.0.0.1:{free.getsockname()[1]}"
+    servers = f"127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(ClusterUnreachable, match="Connection refused") as raised:
         connect(servers, 0.5)
     assert raised.value.retriable

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from pathlib import Path
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.support.brokers import free_ports
 from tests.support.kafka import Cluster, wait_until
 from tests.support.pages import ROOT, blocks
 
@@ -105,9 +105,7 @@ class Services:
         self.running: list[subprocess.Popen[str]] = []
 
     def start(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        [port] = free_ports(1)
         command = [sys.executable, "-m", "uvicorn", "service:app", "--port", str(port), "--log-level", "warning"]
         out = (self._folder / f"{port}.log").open("w", encoding="utf-8")
         self.running.append(

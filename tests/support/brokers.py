@@ -114,7 +114,11 @@ def await_ready(addresses: Mapping[int, str], wanted: Collection[int], check_ali
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now. If another process takes one before the broker does, the broker's start fails."""
+    """Ports that are free now, and that the system gives to nobody who asks for any: not to a client of another test,
+    and not to Spark, which would take whoever polls such a port for one of its workers.
+
+    If another process takes one all the same before the server does, the server's start fails.
+    """
     ports: set[int] = set()
     for _ in range(PORT_TRIES_MAX):
         if len(ports) == count:

@@ -7,7 +7,6 @@ import inspect
 import json
 import re
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -23,6 +22,7 @@ from confluent_kafka import Producer
 import marshal_py
 from marshal_py import aio
 from marshal_py.sql import AsyncGuard
+from tests.support.brokers import free_ports
 from tests.support.client_fixtures import DEADLINE_S, until
 from tests.support.guides import MESSAGES, VALUES, Place, guide
 from tests.support.pages import run_awaiting
@@ -30,13 +30,6 @@ from tests.support.pages import run_awaiting
 NOON_MS: Final = 1_769_860_800_000  # 2026-01-31T12:00:00Z, the time of docs/direct-get.md
 # They move the time of the cluster in memory, or kill a Marshal there; tests/testing/test_plugin.py runs all of them.
 MEMORY_ALONE: Final = {"test_another_consumer_takes_over"}
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 # --- the asynchronous programs of docs/consumer.md, docs/process.md, docs/acks.md and examples/
@@ -88,18 +81,26 @@ def service(at: Place, work: str = "") -> Iterator[tuple[subprocess.Popen[str], 
     program = at.block("examples/service.py", 0)
     assert program.count("timeout=5.0") == 1
     (at.folder / "service.py").write_text(program.replace("timeout=5.0", "timeout=0.1") + work, encoding="utf-8")
-    port = free_port()
+    [port] = free_ports(1)
+    last: Any = None
 
     def ready() -> Any:
+        nonlocal last
+        assert running.poll() is None, "it has ended"
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=DEADLINE_S) as answer:
-                return json.load(answer)
+                last = json.load(answer)
         except (urllib.error.URLError, ConnectionError):
             return None
+        return last
 
     command = ["-m", "uvicorn", "service:app", "--port", str(port), "--log-level", "warning"]
     with at.process(command, KAFKA=at.servers) as running:
-        yield running, ready
+        try:
+            yield running, ready
+        except AssertionError as error:
+            running.kill()
+            raise AssertionError(f"{error}. /ready said last: {last}. It wrote: {running.communicate()}") from error
 
 
 @guide("examples/service.py", 0)
@@ -303,7 +304,7 @@ def figures(at: Place) -> None:
 def exporter(at: Place) -> None:
     """On another port, which nobody uses."""
     at.fill()
-    port = free_port()
+    [port] = free_ports(1)
     block = at.block("docs/monitoring.md", 1)
     assert block.count("9100") == 2
     with at.consumer() as consumer:
