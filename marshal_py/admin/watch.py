@@ -213,6 +213,7 @@ class Watch:
             self._listen(judged)
             self._read(observer, judged if not self._followed_ms else self._timed(observer, judged), now_ms)
         self._looking.pace.catch_up()
+        observer.read_signs(self._live())
         if self._in_cluster:
             if not self._followed_ms and self._shows == "groups":  # from now on it counts
                 self._advisories = {log: Advisories(world) for log, world in observer.worlds.items()}

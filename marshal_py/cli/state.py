@@ -273,6 +273,7 @@ def _members(options: ReadTableOptions, group: str) -> None:
     else:
         with options.observer() as observer:
             observer.fold()
+            observer.read_signs(observer.groups())
             found = tuple(
                 member
                 for log, one in observer.groups()

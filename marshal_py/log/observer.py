@@ -380,17 +380,27 @@ class Observer:
 
     def signs_of(self, log: int, group: Group) -> dict[int, int]:
         """Returns when each live session of a group was last extended, ms since 1970. Missing if that record was
-        deleted."""
-        unseen = {
-            each.extended: each.id
-            for each in group.sessions.values()
-            if (log, each.id) not in self.extended_ms and (log, each.id) not in self._missing
-        }
-        if unseen:
-            times = self.times_of(log, unseen)
-            self.extended_ms |= {(log, unseen[at]): at_ms for at, at_ms in times.items()}
-            self._missing |= {(log, session) for at, session in unseen.items() if at not in times}
+        deleted. Who asks for several groups calls `read_signs` before."""
+        self.read_signs([(log, group)])
         return {one: self.extended_ms[log, one] for one in group.sessions if (log, one) in self.extended_ms}
+
+    def read_signs(self, groups: Iterable[tuple[int, Group]]) -> None:
+        """Reads the records that last extended the live sessions of these groups, unless they were read already: those
+        of a log together."""
+        unseen: dict[int, dict[int, int]] = {}  # by log: the record, and its session
+        for log, group in groups:
+            for each in group.sessions.values():
+                if (log, each.id) not in self.extended_ms and (log, each.id) not in self._missing:
+                    unseen.setdefault(log, {})[each.extended] = each.id
+        times: dict[int, dict[int, int]] = {}
+
+        def read(log: int) -> None:
+            times[log] = self.times_of(log, unseen[log])
+
+        _for_each(read, sorted(unseen))
+        for log, of_log in unseen.items():
+            self.extended_ms |= {(log, of_log[at]): at_ms for at, at_ms in times[log].items()}
+            self._missing |= {(log, session) for at, session in of_log.items() if at not in times[log]}
 
     def forget_ended(self) -> None:
         """Forgets the signs of life of ended sessions, for a reader that lives long."""

@@ -54,6 +54,8 @@ T = TypeVar("T")
 
 DRAIN_MAX: Final = 10_000  # records taken at once: bounds the memory and the time under the caller's lock
 LOG_FETCH_WAIT_MS: Final = 100  # how long an idle fetch waits at the broker, which answers at once when a record comes
+# So long the client of a `read` waits, because it begins the next one only when that is over.
+RANGE_FETCH_WAIT_MS: Final = 2
 GATHER_BYTES: Final = 65_536  # `gather`: a fetch waits for so many bytes, or for LOG_FETCH_WAIT_MS
 BOUNDS_TIMEOUT_S: Final = 10.0
 LEARN_TIMEOUT_S: Final = 3.0  # before the first log is followed; afterwards librdkafka looks itself, once a second
@@ -104,6 +106,7 @@ class KafkaLog:
         self._denied: dict[int, float] = {}  # log -> when reading it is retried
         self._listen_s = 0.0
         self._reader = {**settings.log_reader(given, client_id, fetch_wait_ms), "error_cb": self._errors.on_error}
+        self._ranges = {**self._reader, "fetch.wait.max.ms": min(fetch_wait_ms, RANGE_FETCH_WAIT_MS)}
         self._can_gather = fetch_wait_ms == LOG_FETCH_WAIT_MS  # the embedded broker counts no bytes
         self._gather = self._gathers = False  # asked for, and done by the client that reads
         self._next_consumer: Future[Consumer] | None = None  # connects already, and will read instead
@@ -284,7 +287,7 @@ class KafkaLog:
     def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
         # It uses a client of its own, so that the followed logs are not disturbed and any thread may read.
         idle, finished = self._take_idle(), False
-        consumer = idle or settings.create_client(Consumer, self._reader)
+        consumer = idle or settings.create_client(Consumer, self._ranges)
         try:
             if idle is None:
                 # As in KafkaSource.learn_leaders: an assignment of an unknown topic waits for librdkafka's next look.
@@ -516,7 +519,7 @@ SILENT_S: Final = 2.0  # without a message or an error: longer than an election 
 NEAR: Final = 2_000  # offsets of a partition: a read of at most so many fetches little
 RANGE_FETCH: Final[Mapping[str, Any]] = {
     "enable.partition.eof": True,  # the only sign of a range whose last offsets are missing at the log's end
-    "fetch.wait.max.ms": 10,
+    "fetch.wait.max.ms": RANGE_FETCH_WAIT_MS,
     "queued.max.messages.kbytes": 65_536,
 }
 # A fetch brings at least one batch of messages and otherwise up to so much of each partition. The default of 1 MB is
