@@ -141,7 +141,7 @@ def _request(record: Record, clients: Mapping[int, str]) -> str:
             return f"the log begins: incarnation {record.incarnation.hex()}, {record.partitions} partitions"
         case ReleaseGroup():
             if record.duration_ms == 0:
-                return "the pause ends"
+                return f"the pause ends{_because(record.reason)}{_by(record.by)}"
             return f"the group pauses for {record.duration_ms / 1000:g} s{_because(record.reason)}{_by(record.by)}"
         case SetPosition():
             moves = first_of((f"{m.topic}:{m.partition} to {m.position}" for m in record.moves), MOVES_SHOWN)

@@ -508,14 +508,21 @@ def test_consumers_that_an_error_ended_count_as_deaths(
     assert all(one.advice.endswith("--kind died --kind evicted --kind left") for one in checks)
 
 
-def test_what_holds_up_a_position_is_told_until_somebody_moves_it(scene: Scene) -> None:
+def test_what_holds_up_a_position_is_told_until_somebody_moves_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else the advice to skip that message would skip those between the position and it."""
     session, (epoch,) = scene.own("billing", "billing-1", "orders", 1)
     scene.write(Note(session, "held_up", "orders", 0, 5, -1, "the message has held it up for 60 s"), "billing")
     scene.watch.refresh()
     (check,) = scene.watch.judgement("billing").held_up
     assert "orders:0 is held up at 5: the message has held it up" in check.found
+    assert check.advice.startswith("to see it: marshal get orders --partition 0 --offset 5; to skip it: ")
     assert "--to 6; what is finished above it then comes again; max_deliver with" in check.advice
+    with monkeypatch.context() as patched:
+        patched.setattr(scene.watch._looking, "firsts", {TopicPartition("orders", 0): 9})
+        ((_, advice),) = scene.watch._looking.held_up(scene.watch._live()[0][1], scene.now_ms).values()
+        assert advice.startswith("Kafka has deleted it since, so that no other owner can get it; to skip it: ")
     scene.write(SeekingPartition(session, epoch, 1), "billing")
     scene.watch.refresh()
     assert scene.watch.judgement("billing").held_up == ()

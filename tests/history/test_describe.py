@@ -59,6 +59,7 @@ SENTENCES: list[tuple[Record, str]] = [
     (ClaimingMessages(7, (MessageRange(8, 5, 5, 10),) * 3), "session 7 takes messages 5 to 9 of claim 8 and of 2 more"),
     (ReleaseGroup(-1, -1, 60_000, reason="deploy", by="ops"), "the group pauses for 60 s (deploy), by ops"),
     (ReleaseGroup(5, 5, 0), "the pause ends"),
+    (ReleaseGroup(5, 5, 0, reason="mended", by="ops"), "the pause ends (mended), by ops"),
     (
         SetPosition(5, tuple(Move("a", n, -1, 0) for n in range(5))),
         "positions move: a:0 to 0, a:1 to 0, a:2 to 0 and 2 more",

@@ -358,7 +358,9 @@ class Looking:
             look = f"marshal get {tp.topic} --partition {tp.partition} --offset {at}"
             skip = f"marshal set-position {quote(group.name)} {tp} --to {at + 1}"
             again = "what is finished above it then comes again; max_deliver with a dead_letter_topic spares that"
-            found[tp] = text, f"to see it: {look}; to skip it: {skip}; {again}"
+            gone = self.firsts.get(tp, 0) > at
+            see = "Kafka has deleted it since, so that no other owner can get it" if gone else f"to see it: {look}"
+            found[tp] = text, f"{see}; to skip it: {skip}; {again}"
         return found
 
     def facts(
