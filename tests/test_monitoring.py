@@ -127,8 +127,8 @@ class Scene(WrittenLog):
         """Which alerts fire after another refresh."""
         self.exporter.refresh()
         now: Samples = {}
-        answer = self.exporter.answer("/metrics", self.now_ms)
-        for family in text_string_to_metric_families(b"".join((answer.body, *answer.rest)).decode()):
+        page = b"".join(self.exporter.answer("/metrics", self.now_ms).parts(compressed=False)).decode()
+        for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 now.setdefault(sample.name, []).append((sample.labels, sample.value))
         self.before, before = now, self.before

@@ -6,6 +6,7 @@ cluster does not answer, all figures of groups stay as they were, and the lines 
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import threading
@@ -39,7 +40,23 @@ class Answer(NamedTuple):
     status: int
     kind: str
     body: bytes
-    rest: Sequence[bytes] = ()  # not joined, because it may have megabytes
+    rest: Sequence[bytes] = ()  # in parts, each compressed, because it may have megabytes
+
+    def parts(self, compressed: bool) -> list[bytes]:
+        """Returns the whole answer. `compressed`: by gzip, whose members may follow one another (RFC 1952, 2.2)."""
+        return [_compressed(self.body), *self.rest] if compressed else [self.body, *map(gzip.decompress, self.rest)]
+
+
+def _compressed(text: bytes) -> bytes:
+    return gzip.compress(text, compresslevel=1, mtime=0)
+
+
+def _takes_gzip(accepted: str) -> bool:
+    """Returns whether a header Accept-Encoding names gzip (RFC 9110, 12.5.3)."""
+    found = {
+        coding.strip(): weight.strip() for coding, _, weight in (one.partition(";") for one in accepted.split(","))
+    }
+    return found.get("gzip", "q=0").replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
 
 
 class _Picture(NamedTuple):
@@ -116,7 +133,7 @@ class GroupsExporter:
         groups = watch.groups()
         shown = [exposition.Shown(one, watch.members(one.group), watch.tally(one.group)) for one in groups]
         self._picture = _Picture(
-            exposition.page(shown, self._names, self._granularity, self._cluster),
+            [_compressed(part) for part in exposition.page(shown, self._names, self._granularity, self._cluster)],
             len(groups),
             watch.as_of_ms,
             "",
@@ -157,15 +174,20 @@ def _handler(exporter: GroupsExporter) -> type[BaseHTTPRequestHandler]:
         timeout = IDLE_S
 
         def do_GET(self) -> None:
-            status, kind, body, rest = exporter.answer(self.path.partition("?")[0], time.time_ns() // 1_000_000)
-            bodies = (body, *rest)
+            answer = exporter.answer(self.path.partition("?")[0], time.time_ns() // 1_000_000)
+            compressed = bool(answer.rest) and _takes_gzip(self.headers.get("Accept-Encoding", ""))
+            parts = answer.parts(compressed)
             with suppress(ConnectionError):  # who asked has gone
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(sum(map(len, bodies))))
+                self.send_response(answer.status)
+                self.send_header("Content-Type", answer.kind)
+                self.send_header("Content-Length", str(sum(map(len, parts))))
+                if answer.rest:
+                    self.send_header("Vary", "Accept-Encoding")
+                if compressed:
+                    self.send_header("Content-Encoding", "gzip")
                 self.end_headers()
                 if self.command == "GET":
-                    self.wfile.writelines(bodies)
+                    self.wfile.writelines(parts)
 
         do_HEAD = do_GET
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import urllib.error
 import urllib.request
@@ -45,8 +46,7 @@ class Scene(WrittenLog):
         self.write(Heartbeat(self.session, 1, (ClaimState(self.epochs[0], position, attempts=attempts),)), "billing")
 
     def page(self) -> str:
-        answer = self.exporter.answer("/metrics", self.now_ms)
-        return b"".join((answer.body, *answer.rest)).decode()
+        return b"".join(self.exporter.answer("/metrics", self.now_ms).parts(compressed=False)).decode()
 
     def samples(self) -> dict[str, list[tuple[dict[str, str], float]]]:
         """What Prometheus reads, by name."""
@@ -226,6 +226,23 @@ def test_a_group_of_a_newer_library_has_no_figure_for_a_scaler(scene: Scene) -> 
     scene.exporter.refresh()
     status, told = scene.keda()
     assert (status, told["lag"], told["oldest_s"]) == (503, None, None)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "coding"),
+    [("gzip", "gzip"), ("br, gzip;q=1.0", "gzip"), ("gzip;q=0, *", None), ("identity", None), ("", None)],
+)
+def test_who_takes_gzip_gets_it(scene: Scene, accepted: str, coding: str | None) -> None:
+    """Prometheus does; 500 groups are megabytes otherwise."""
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{scene.exporter.port}/metrics", headers={"Accept-Encoding": accepted}
+    )
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        page, found = answer.read(), answer.headers
+    assert (found["Content-Encoding"], int(found["Content-Length"])) == (coding, len(page))
+    assert found["Vary"] == "Accept-Encoding"
+    text = gzip.decompress(page) if coding else page
+    assert text.decode() == scene.page()
 
 
 def test_over_http(scene: Scene) -> None:

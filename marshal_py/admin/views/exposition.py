@@ -326,8 +326,8 @@ DIALECTS: Final = {
 
 def page(
     groups: Iterable[Shown], names: str = "marshal", granularity: str = "partition", cluster: str = ""
-) -> list[bytes]:
-    """Returns the text in parts, which may have megabytes. `names`: of DIALECTS; `granularity`: group, topic or
+) -> Iterator[bytes]:
+    """Yields the text in parts, which together may have megabytes. `names`: of DIALECTS; `granularity`: group, topic or
     partition; `cluster`: for dialects that name it."""
     dialect = DIALECTS[names]
     of_group, of_topic, of_partition = dialect.labels
@@ -352,7 +352,7 @@ def page(
         (dialect.partitions, partitions),
         (dialect.ends, ends.items()),
     )
-    return [lines_of(family, subjects) for families, subjects in levels for family in families]
+    yield from (lines_of(family, subjects) for families, subjects in levels for family in families)
 
 
 def lines_of(family: Family, subjects: Iterable[tuple[str, Any]]) -> bytes:
