@@ -94,11 +94,12 @@ class Examination:
         topics: Sequence[str] = (),
         roles: Sequence[str] = (),
         strict: bool = False,
+        quotes: bool = True,
     ) -> None:
         """`group`, `topics`: whose rights are checked, too. `roles`: of permissions.ROLES; empty: all. `strict`: a
         right that is lacking is a failure, and a group or topic that is not there, or a group that stands still, is
-        none."""
-        self.topic, self.group = topic, group
+        none. `quotes`: as of Looking."""
+        self.topic, self.group, self._quotes = topic, group, quotes
         self.roles, self.strict = list(roles or ROLES), strict
         self.asked: list[str] = list(topics)
         self.topics: set[str] = set(topics)
@@ -149,7 +150,7 @@ class Examination:
                 yield from self.content(observer, lambda: time.time_ns() // 1_000_000, count)
                 known = {topic for _, group in observer.groups() for topic in group.topics}
             if self.group is not None:
-                with Watch(lambda: Observer(transport, self.topic), self.group) as watch:
+                with Watch(lambda: Observer(transport, self.topic), self.group, quotes=self._quotes) as watch:
                     watch.refresh(whole=True)
                     yield from diagnosis.of_retention(self.group, watch.partitions(self.group))
                     left = any(one.deleted for one in watch.groups())  # as on the way back to Kafka's groups
@@ -182,7 +183,8 @@ class Examination:
             surplus = count - root.partitions
             yield Check("partitions", "ok", f"{surplus} beyond the root's {root.partitions} are not used")
         study = Study(clock(), clock)
-        watch = Watch(lambda: observer, in_cluster=count is not None, shows="states", listen=study.read)
+        there = count is not None
+        watch = Watch(lambda: observer, in_cluster=there, shows="states", listen=study.read, quotes=self._quotes)
         watch.refresh(whole=True)
         study.now_ms = watch.as_of_ms
         groups = [group for _, group in observer.groups()]

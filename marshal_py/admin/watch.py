@@ -67,17 +67,20 @@ class Watch:
         believes: bool = False,
         shows: Shows = "groups",
         listen: Callable[[Judged], None] = lambda _: None,
+        quotes: bool = True,
     ) -> None:
         """`open_observer`: called by the first refresh, and again by one after an error that a new reader may not
         have. `in_cluster`: False for the past and a dump; with `believes` the ends are then those of that time, and
         where the reader has no cluster, or Kafka no such message any more, those that owners last wrote into the log.
         `shows`: `groups` and all else; or, with deleted groups, `states`, without how long messages wait; `summaries`:
-        from few records and without rows of partitions. `listen`: gets each record that is read."""
+        from few records and without rows of partitions. `listen`: gets each record that is read. `quotes`: as
+        of Looking."""
         self.as_of_ms: int = 0
         self.problem: str = ""
         self.observer: Observer | None = None
         self._open_observer, self._group, self._in_cluster = open_observer, group, in_cluster
         self._believes, self._shows, self._listen = believes, shows, listen
+        self._quotes = quotes
         self._groups: tuple[GroupHealth, ...] = ()
         self._worlds: dict[str, tuple[int, Group]] = {}  # the same groups, as their logs say
         self._tallies: dict[str, Tally] = {}
@@ -194,7 +197,7 @@ class Watch:
 
     def _open(self) -> None:
         self.observer = self._open_observer()
-        self._looking = Looking(self.observer)
+        self._looking = Looking(self.observer, self._quotes)
         self._data = _DataTopics(self.observer, ages=self._shows == "groups")
         self._looking.firsts = self._data.facts.firsts
         self._advisories: dict[int, Advisories] = {}  # by log

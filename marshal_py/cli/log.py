@@ -218,11 +218,11 @@ def bundle(
     the same log. Look at it with `marshal log tail --dump FILE` before you send it.
     """
     settings, transport = options.settings(), options.transport()
-    with Watch(options.observer, group) as watch:
+    with Watch(options.observer, group, quotes=False) as watch:
         watch.refresh(whole=True)
         require_group(watch.observer, group)
         (health,) = watch.groups()
-    asked = Examination(options.coordination_topic, group)
+    asked = Examination(options.coordination_topic, group, quotes=False)
     checks = list(asked.checks({"bootstrap.servers": settings["bootstrap.servers"]}, lambda: transport))
     with closing(transport.admin()) as admin:
         cluster = admin.describe_cluster()

@@ -9,16 +9,19 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from marshal_py import connect
 from marshal_py.admin import archive
 from marshal_py.admin.archive import HIDDEN, LEFT_OUT
 from marshal_py.admin.views.group_info import Check
-from marshal_py.client.marshal import connect
 from marshal_py.log.observer import Observer
-from marshal_py.protocol.wire.identity import route
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.identity import NONE, route
+from marshal_py.protocol.wire.records import Note
 from marshal_py.transport.dump import Reader, memory_transport
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.ports import ClusterInfo
 from tests.cli.shell import DEADLINE_S, Shell
+from tests.support.client_fixtures import until
 from tests.support.healths import health
 
 GROUP, PLANTED = "letters", "pa55word"
@@ -26,7 +29,8 @@ GROUP, PLANTED = "letters", "pa55word"
 
 @pytest.fixture(scope="module")
 def bundle(shell: Shell, broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a group that has ended a message with words of its own; somebody else has written into its log."""
+    """Of a group that has ended a message with words of its own, and whose `process` is held up by a message with a
+    key; somebody else has written into its log."""
     producer = Producer({"bootstrap.servers": shell.servers})
     for _ in range(3):
         producer.produce("full", f"{PLANTED}-value", f"{PLANTED}-key", headers={"h": f"{PLANTED}-header"})
@@ -39,16 +43,24 @@ def bundle(shell: Shell, broker: Broker, tmp_path_factory: pytest.TempPathFactor
         assert message is not None
         assert message.term(f"{PLANTED}-term: {message.value!r}")
         consumer.flush()
-    producer.produce("__marshal", f"{PLANTED}-foreign", f"{PLANTED}-foreign", partition=route(GROUP, 16))
-    producer.produce("__marshal", None, f"{PLANTED}-tombstone", partition=route(GROUP, 16))
-    assert producer.flush(DEADLINE_S) == 0
-    assert shell.run("pause", GROUP, "--for", "10m", "--reason", "lunch with bob", "--yes").exit_code == 0
-    folder = tmp_path_factory.mktemp("bundles")
-    settings = folder / "client.properties"
-    settings.write_text(f"client.id=tool\nclient.rack=here\nsasl.password={PLANTED}-setting\n", encoding="utf-8")
-    path = folder / "letters.bundle"
-    told = shell.json("bundle", GROUP, "-o", str(path), "--command-config", str(settings))
-    assert told == {"file": str(path), "records": told["records"], "left_out": 3}
+        assert shell.run("pause", GROUP, "--for", "10m", "--reason", "lunch with bob", "--yes").exit_code == 0
+        assert shell.run("resume", GROUP, "--yes").exit_code == 0
+        until(lambda: consumer.info().claims, "it owns the partition again")
+        (member,) = marshal.group(GROUP).members()
+        held_up = f"the message of key '{PLANTED}-key' has held up the position for 10 s"
+        note = Note(member.session, "held_up", "full", message.partition, message.offset + 1, NONE, held_up)
+        value = codec.encode(note, GROUP, marshal.root.incarnation)
+        producer.produce("__marshal", value, GROUP, partition=route(GROUP, 16))
+        producer.produce("__marshal", f"{PLANTED}-foreign", f"{PLANTED}-foreign", partition=route(GROUP, 16))
+        producer.produce("__marshal", None, f"{PLANTED}-tombstone", partition=route(GROUP, 16))
+        assert producer.flush(DEADLINE_S) == 0
+        assert f"{PLANTED}-key" in shell.run("state", GROUP).stdout
+        folder = tmp_path_factory.mktemp("bundles")
+        settings = folder / "client.properties"
+        settings.write_text(f"client.id=tool\nclient.rack=here\nsasl.password={PLANTED}-setting\n", encoding="utf-8")
+        path = folder / "letters.bundle"
+        told = shell.json("bundle", GROUP, "-o", str(path), "--command-config", str(settings))
+    assert told == {"file": str(path), "records": told["records"], "left_out": 4}
     return path
 
 
@@ -58,7 +70,7 @@ def test_nothing_that_was_planted_is_in_it(bundle: Path) -> None:
         for record in reader:
             content += b"".join(filter(None, (record.key, record.value)))
     assert PLANTED.encode() not in content
-    for stays in (b"worker-1", b"lunch with bob", LEFT_OUT.encode(), GROUP.encode()):
+    for stays in (b"worker-1", b"lunch with bob", LEFT_OUT.encode(), GROUP.encode(), b"held up"):
         assert stays in content
 
 
@@ -91,10 +103,10 @@ def test_commands_read_it_as_a_dump(bundle: Path, shell: Shell) -> None:
     (ended,) = offline.run("advisories", GROUP, "--kind", "terminated", *where).stdout.splitlines()
     assert ended.endswith(LEFT_OUT)
     assert offline.run("log", "tail", GROUP, *where).exit_code == 0
-    assert offline.run("check", GROUP, *where).exit_code == 1, "it is paused"
+    assert offline.run("check", GROUP, *where).exit_code == 1, "a message holds its position up"
     told = offline.run("doctor", *where)
     assert (told.exit_code, told.stdout.splitlines()[0].startswith("ok    bundle: marshal_py ")) == (0, True)
-    assert f"warn  paused: '{GROUP}': the group is paused for 600 s" in told.stdout
+    assert f"warn  held up: '{GROUP}': full:0 is held up at 1 (said " in told.stdout
 
 
 def test_what_compares_digests_refuses_it(bundle: Path, shell: Shell) -> None:
@@ -106,11 +118,15 @@ def test_what_compares_digests_refuses_it(bundle: Path, shell: Shell) -> None:
 def test_without_words_the_fold_says_the_same(bundle: Path, shell: Shell, tmp_path: Path) -> None:
     dumped = tmp_path / "whole.dump"
     assert shell.run("log", "dump", GROUP, "-o", str(dumped)).exit_code == 0
-    found = []
-    for path in (dumped, bundle):
+    found, last = [], NONE  # the whole dump is newer
+    for path in (bundle, dumped):
         header, transport = memory_transport(path)
         with Observer(transport, header.topic) as observer:
-            observer.fold(GROUP)
+            for one in observer.read(GROUP):
+                at = one.record.offset
+                if at == last:
+                    break
+            last = at
             (group,) = (one for _, one in observer.groups() if one.name == GROUP)
             counters = observer.worlds[route(GROUP, 16)].counters
             found.append((counters, repr(group.partitions), group.pause_change))

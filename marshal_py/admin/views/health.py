@@ -263,10 +263,11 @@ class _HeldUp(NamedTuple):
 class Looking:
     """Collects what the records tell, while its owner reads them by an observer."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, quotes: bool = True) -> None:
+        """`quotes`: whether words of owners, which may have the key of a message, are in what it says."""
         self.pace: Pace = Pace()
         self.firsts: Mapping[TopicPartition, int] = {}  # first offsets of data partitions, as far as the owner asked
-        self._observer = observer
+        self._observer, self._quotes = observer, quotes
         self._pauses: dict[str, PauseHistory] = {}
         self._lost: dict[str, dict[tuple[TopicPartition, int, int], int]] = {}  # by group and offsets: when
         self._held_up: dict[tuple[str, TopicPartition], _HeldUp] = {}  # the newest
@@ -346,7 +347,8 @@ class Looking:
             stays = stood_ms >= STANDS_MS and now_ms - since.get(tp, now_ms) < HANGS_MS
             if said is not None and said.is_so(partition):
                 at = said.at
-                text = f"{tp} is held up at {at}: {said.text} (said {max(0, now_ms - said.said_ms) // 1000} s ago)"
+                text = f"{tp} is held up at {at}{f': {said.text}' if self._quotes else ''}"
+                text += f" (said {max(0, now_ms - said.said_ms) // 1000} s ago)"
             elif partition.attempts >= POISON_DELIVERIES or (partition.owner != NONE and stays):
                 at = partition.position
                 text = f"{tp} is held up at {at}"
