@@ -24,7 +24,7 @@ from marshal_py.transport.producer import TransactionalWriter
 REDRIVEN: Final = "__dlq.redriven"
 AT_ONCE: Final = 500  # letters of one transaction, which ends in time whatever their size
 READ_AT_ONCE: Final = 1_000
-LETTERS_MAX: Final = 100_000  # that are held at once; a second run takes those behind them
+LETTERS_MAX: Final = 100_000  # that are held at once; another run takes those behind them, once these are put back
 
 Select = Callable[["Letter"], bool]
 
@@ -51,37 +51,66 @@ class Letter(NamedTuple):
         return f"{self.topic}/{self.partition}/{self.offset} {self.group}"
 
 
+class Found(NamedTuple):
+    """Letters, by message. `before`: how many of those that were read were put back. `more`: there are others behind
+    the LETTERS_MAX that are held at once."""
+
+    letters: Sequence[Letter]
+    before: int
+    more: bool
+
+
 class Redriven(NamedTuple):
-    """Says what became of letters: put back, or without content whose message is gone from its topic, too."""
+    """Says what became of letters: put back, or without content whose message is gone from its topic, too. `more`: as
+    in Found."""
 
     put_back: Sequence[Letter]
     lost: Sequence[Letter]
+    more: bool
 
 
-def read(transport: Transport, name: str, select: Select = lambda letter: True) -> list[Letter]:
-    """Returns the letters that `select` takes, by message; of several about one message and group the newest.
+Markers = dict[str, list[StoredMessage]]  # by message: what says that it was put back, by partition the last
+
+
+def read(transport: Transport, name: str, select: Select = lambda letter: True, left: bool = False) -> Found:
+    """Returns the letters that `select` takes, LETTERS_MAX at most; of several about one message and group the newest.
+    `left`: only those that were not put back.
 
     Of other records of the topic nothing is returned. Raises TopicMissing, ClusterUnreachable, AccessDenied.
     """
-    letters: dict[str, Letter] = {}
-    redriven: dict[str, list[StoredMessage]] = {}  # by message: what says that it was put back, by partition the last
+    markers: Markers = {}
     with closing(Topic(transport, name)) as topic:
-        for page in topic.pages(GetRequest(batch=READ_AT_ONCE)):
-            for stored in page:
-                letter, headers = _letter(stored), dict(stored.headers)
-                if letter is None and REDRIVEN in headers:
-                    message = (headers[REDRIVEN] or b"").decode(errors="replace")
-                    others = [one for one in redriven.get(message, ()) if one.partition != stored.partition]
-                    redriven[message] = [*others, stored]
-                elif letter is not None and select(letter):
-                    known = letters.get(letter.message)
-                    if len(letters) < LETTERS_MAX if known is None else _is_after(stored, known.at):
-                        letters[letter.message] = letter
-    found = [
-        letter._replace(redriven=any(_is_after(marker, letter.at) for marker in redriven.get(letter.message, ())))
-        for letter in letters.values()
-    ]
-    return sorted(found, key=lambda letter: (letter.topic, letter.partition, letter.offset))
+        read, more = _read(topic, select, markers)
+        letters = [letter._replace(redriven=_is_redriven(letter, markers)) for letter in read]
+        before = sum(letter.redriven for letter in letters)
+        if left and more:  # those that were put back must not take the places of the others
+            letters, more = _read(topic, lambda letter: select(letter) and not _is_redriven(letter, markers), {})
+    found = (letter for letter in letters if not (left and letter.redriven))
+    return Found(sorted(found, key=lambda letter: (letter.topic, letter.partition, letter.offset)), before, more)
+
+
+def _read(topic: Topic, select: Select, markers: Markers) -> tuple[list[Letter], bool]:
+    """Returns letters, and whether there are more; adds to `markers`."""
+    letters: dict[str, Letter] = {}
+    more = False
+    for page in topic.pages(GetRequest(batch=READ_AT_ONCE)):
+        for stored in page:
+            letter, headers = _letter(stored), dict(stored.headers)
+            if letter is None and REDRIVEN in headers:
+                message = (headers[REDRIVEN] or b"").decode(errors="replace")
+                others = [one for one in markers.get(message, ()) if one.partition != stored.partition]
+                markers[message] = [*others, stored]
+            elif letter is not None and select(letter):
+                known = letters.get(letter.message)
+                if known is None and len(letters) == LETTERS_MAX:
+                    more = True
+                elif known is None or _is_after(stored, known.at):
+                    letters[letter.message] = letter
+    return [*letters.values()], more
+
+
+def _is_redriven(letter: Letter, markers: Markers) -> bool:
+    return any(_is_after(marker, letter.at) for marker in markers.get(letter.message, ()))
 
 
 def _is_after(one: StoredMessage, other: StoredMessage) -> bool:
@@ -101,7 +130,7 @@ def redrive(transport: Transport, name: str, select: Select) -> Redriven:
     put_back: list[Letter] = []
     lost: list[Letter] = []
     with closing(TransactionalWriter(transport, f"marshal-redrive-{name}")) as writer:
-        letters = [letter for letter in read(transport, name, select) if not letter.redriven]
+        letters, _, more = read(transport, name, select, left=True)
         check(letters, name)
         for at in range(0, len(letters), AT_ONCE):
             there = [*_with_content(transport, letters[at : at + AT_ONCE])]
@@ -115,7 +144,7 @@ def redrive(transport: Transport, name: str, select: Select) -> Redriven:
                     writer.write(letter.topic, content.value, content.key, [*kept, ours], letter.partition)
                     writer.write(name, None, None, [ours], letter.at.partition)
             put_back += (letter for letter, content in there if content is not None)
-    return Redriven(put_back, lost)
+    return Redriven(put_back, lost, more)
 
 
 def check(letters: Iterable[Letter], name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -81,8 +81,10 @@ def ls(options: LetterOptions, topic: DeadLetterTopic) -> None:
         letters = True
         return chosen(letter)
 
-    found = letters_of.read(options.transport(), topic, select)
+    found, _, more = letters_of.read(options.transport(), topic, select)
     _show(options, found)
+    if more:
+        output.say(f"there are more than these {len(found)}: narrow it by --group, --error, --since, --until or --key")
     if not letters:
         output.say(f"topic {topic!r} has no dead letters: no message in it has the headers of one")
     elif not found:
@@ -102,7 +104,7 @@ def show(
     if not (at and partition.isdecimal() and offset.isdecimal()):
         raise typer.BadParameter(f"{letter!r}: expected PARTITION@OFFSET, as `marshal dead-letters ls` prints it")
     place = int(partition), int(offset)
-    found = letters_of.read(options.transport(), topic, lambda one: (one.at.partition, one.at.offset) == place)
+    found = letters_of.read(options.transport(), topic, lambda one: (one.at.partition, one.at.offset) == place).letters
     if not found:
         raise output.CommandFailed(f"topic {topic!r} has no letter at {letter}")
     if options.as_json:
@@ -125,25 +127,27 @@ def redrive(options: LetterOptions, topic: DeadLetterTopic, dry_run: DryRun = Fa
     twice. A message that fails again has a new letter.
     """
     transport, select = options.transport(), options.select()
-    found = letters_of.read(transport, topic, select)
-    going = [letter for letter in found if not letter.redriven]
+    going, before, more = letters_of.read(transport, topic, select, left=True)
     letters_of.check(going, topic)
+    rest = "; there are more, which another run puts back" if more else ""
     if dry_run:
         _show(options, going)
-        output.say(f"{len(going)} would be put back, {len(found) - len(going)} were before: nothing was written")
+        output.say(f"{len(going)} would be put back, {before} were before: nothing was written{rest}")
         return
     if going:
         ask(f"Put {len(going)} messages back into {', '.join(sorted({one.topic for one in going}))}?", yes)
     done = letters_of.redrive(transport, topic, select)
-    before, lost = len(found) - len(going), [one.message for one in done.lost]
+    lost = [one.message for one in done.lost]
     result = Redriven(topic, len(done.put_back), before, lost)
     options.print_result(result, f"{len(done.put_back)} put back, {before} were before")
+    if done.more:
+        output.say("there are more letters: run it again")
     if lost:
         gone = ", ".join(lost)
         raise output.CommandFailed(f"{len(lost)} letters have no content, and their messages are gone: {gone}")
 
 
-def _show(options: TableOptions, found: list[Letter]) -> None:
+def _show(options: TableOptions, found: Sequence[Letter]) -> None:
     documents = list(map(_document, found)) if options.as_json else []
     columns = ("letter", "written", "group", "message", "key", "deliveries", "reason", "")
     options.show(documents, map(_row, found), ROW_FIELDS, columns, _cells)

@@ -233,9 +233,9 @@ def as_nagios(found: GroupCheck, limits: Limits) -> Iterator[str]:
     data = []
     for field, (name, _, _) in FIGURES.items():
         value, most, unit = _value(found, field), critical.get(field), "s" if field.endswith("_s") else ""
-        bounds = f";;{most:g};0" if most is not None else ""
+        bounds = f";;{output.figure(most)};0" if most is not None else ""
         if value is not None or most is not None:
-            data.append(f"{name}={'U' if value is None else f'{value:g}{unit}'}{bounds}")
+            data.append(f"{name}={'U' if value is None else f'{output.figure(value)}{unit}'}{bounds}")
     said = _headline(found) + "".join(f"; {one.found}" for one in found.checks if _judged(found))
     yield f"MARSHAL {said.replace('|', '/')}" + (f" | {' '.join(data)}" if data else "")
 

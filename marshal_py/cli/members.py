@@ -79,7 +79,8 @@ def evict(options: changes.ChangeOptions, group: changes.GroupName, session: cha
         f"Evict session {number} of group {group!r}?",
     ):
         return
-    by = target.evict(number, reason=options.reason, watcher=options.watcher())
+    ended_by = target.evict(number, reason=options.reason, watcher=options.watcher())
+    by = "" if ended_by in ("left", "ended") else ended_by
     options.print_result(
         Evicted(group, number, by),
         f"session {number} of group {group!r} has ended; it was evicted by {by}"

@@ -232,6 +232,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def figure(value: float) -> str:
+    """Returns a number to three decimals, without an exponent."""
+    return f"{round(value, 3):.15g}"
+
+
 def wide_cells(row: Any) -> dict[str, object]:
     """Returns all fields of a document, as the cells of a table."""
     return {name.replace("_", " "): _cell(value) for name, value in plain(row).items()}

@@ -202,7 +202,7 @@ def _print(found: GroupState) -> None:
 
 def _session_cells(row: MemberInfo) -> list[object]:
     last = row.last_sign_s
-    ago = "before the log's beginning" if last is None else f"{last:g} s ago"
+    ago = "before the log's beginning" if last is None else f"{output.figure(last)} s ago"
     state = f"{row.state}, stepped down" if row.stepped_down else row.state
     return [row.session, row.client_id, state, ago, f"{row.interval_s:g} s", len(row.claims), row.witness]
 
@@ -250,21 +250,21 @@ def _group_cells(row: dict[str, Any]) -> list[object]:
 
 def _lag_cells(row: PartitionHealth) -> list[object]:
     place = [row.topic, row.partition, row.owner, row.position, row.end, row.lag]
-    return [*place, f"{row.per_second:g}", _duration(row.time_s), _duration(row.oldest_s), row.parked]
+    return [*place, output.figure(row.per_second), _duration(row.time_s), _duration(row.oldest_s), row.parked]
 
 
 def _total(found: GroupHealth) -> str:
     lag = "unknown" if found.lag is None else str(found.lag)
     unknown = f" (without {found.unknown} partitions, whose lag is unknown)" if found.unknown else ""
     parked = f", {found.parked} partitions parked" if found.parked else ""
-    speed, time_ = f"{found.per_second:g} messages per second", _duration(found.time_s)
-    growth = "" if found.lag_per_second is None else f", changing by {found.lag_per_second:+g} per second"
+    speed, time_ = f"{output.figure(found.per_second)} messages per second", _duration(found.time_s)
+    growth = "" if found.lag_per_second is None else f", changing by {found.lag_per_second:+.1f} per second"
     zero = f": 0 in {_duration(found.zero_s)}" if found.lag and found.zero_s is not None else ""
     return f"lag {lag}{unknown}{parked}{growth}{zero}, {speed}, time {time_}"
 
 
 def _duration(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{round(seconds, 1):g} s"
+    return "-" if seconds is None else f"{output.figure(round(seconds, 1))} s"
 
 
 def _members(options: ReadTableOptions, group: str) -> None:

@@ -282,11 +282,12 @@ def purge(
             for line in losers:
                 output.say(line)
             ask(f"Delete {going} offsets of {topic!r} for good?", yes)
-        found = planned if dry_run else source.purge(**target)  # type: ignore[arg-type]
+        # Up to where was asked about, although more may have been written meanwhile.
+        found = planned if dry_run else source.purge(before_offset={n: each.after for n, each in planned.items()})
     finally:
         source.close()
     rows = [PurgedPartition(number, *each) for number, each in found.items()]
-    would = "would be" if dry_run else "are"
+    would, going = "would be" if dry_run else "are", sum(each.after - each.before for each in found.values())
     lines = [f"{topic}:{row.partition} begins at {row.after} (was {row.before})" for row in rows]
     lines += [f"{going} offsets {would} deleted", *(losers if dry_run else ())]
     options.print_result(TopicPurge(topic, dry_run, rows, left if dry_run else UNSET), "\n".join(lines))

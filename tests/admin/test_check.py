@@ -144,6 +144,12 @@ def test_json_is_the_result() -> None:
     assert msgspec.json.decode(line, type=GroupCheck) == FOUND
 
 
+def test_nagios_gets_no_exponent() -> None:
+    found = msgspec.structs.replace(FOUND, lag=12_345_678, oldest_s=1_234_567.25)
+    (line,) = FORMS["nagios"](found, Limits(10_000_001, 2_000_000))
+    assert "lag=12345678;;10000001;0 age=1234567.25s;;2000000;0" in line
+
+
 def test_nagios_is_one_line_with_figures() -> None:
     (line,) = lines("nagios")
     told, figures = line.split(" | ")

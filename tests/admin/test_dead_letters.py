@@ -23,7 +23,7 @@ def test_clocks_that_differ_do_not_decide_what_was_put_back() -> None:
     marker: list[tuple[str, bytes | None]] = [(REDRIVEN, f"{topic}/0/0 g".encode())]
 
     def found() -> list[tuple[int, bool]]:
-        return [(one.at.offset, one.redriven) for one in read(MemoryTransport(memory.broker), letters)]
+        return [(one.at.offset, one.redriven) for one in read(MemoryTransport(memory.broker), letters).letters]
 
     memory.local.produce(letters, b"v", partition=0, headers=own, timestamp_ms=1_000)
     assert found() == [(0, False)]
@@ -62,13 +62,33 @@ def test_a_letter_without_content_is_not_filled_from_another_topic_of_the_name(m
         own = [(HEADERS + name, value.encode()) for name, value in {**named, "partition": str(number)}.items()]
         memory.local.produce(letters, None, partition=0, headers=own)
 
-    put_back, lost = redrive(transport, letters, lambda letter: letter.partition == 0)
+    put_back, lost, _ = redrive(transport, letters, lambda letter: letter.partition == 0)
     assert ([one.message for one in put_back], lost) == ([f"{topic}/0/0 g"], [])
     memory.broker.delete_topic(topic)
     memory.broker.create_topic(topic, 1)
     memory.local.produce(topic, b"another", partition=0)
-    put_back, lost = redrive(transport, letters, lambda letter: letter.partition == 1)
+    put_back, lost, _ = redrive(transport, letters, lambda letter: letter.partition == 1)
     assert (put_back, [one.message for one in lost]) == ([], [f"{topic}/1/0 g"])
     memory.local.produce(letters, None, partition=0, headers=[*own[:-1], (f"{HEADERS}partition", b"0")])
-    put_back, lost = redrive(transport, letters, lambda letter: letter.partition == 0)
+    put_back, lost, _ = redrive(transport, letters, lambda letter: letter.partition == 0)
     assert (put_back, [one.message for one in lost]) == ([], [f"{topic}/0/0 g"])
+
+
+def test_letters_behind_those_that_are_held_at_once_come_in_the_next_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "TransactionalWriter", Transactions)
+    monkeypatch.setattr(dead_letters, "LETTERS_MAX", 3)
+    memory = MemoryTestCluster()
+    topic, letters, transport = memory.topic(), memory.topic(), MemoryTransport(memory.broker)
+    named = {"topic": topic, "partition": "0", "group": "g"}
+    for number in range(8):
+        own = [(HEADERS + name, value.encode()) for name, value in {**named, "offset": str(number)}.items()]
+        memory.local.produce(letters, b"v", partition=0, headers=own)
+    found = read(transport, letters)
+    assert ([one.offset for one in found.letters], found.before, found.more) == ([0, 1, 2], 0, True)
+    told = []
+    for _ in range(4):
+        left = read(transport, letters, left=True)
+        done = redrive(transport, letters, lambda _: True)
+        assert [one.offset for one in done.put_back] == [one.offset for one in left.letters]
+        told.append(([one.offset for one in done.put_back], left.before, done.more))
+    assert told == [([0, 1, 2], 0, True), ([3, 4, 5], 3, True), ([6, 7], 3, False), ([], 3, False)]

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import Result
 
 from marshal_py import GroupConfig
-from marshal_py.cli import options
+from marshal_py.admin.group import Group
+from marshal_py.cli import members, options, topics
 from marshal_py.testing import MemoryCluster
 from marshal_py.transport.memory import MemoryTransport
 from tests.cli.shell import Shell
@@ -169,6 +170,39 @@ def test_a_purge_says_which_groups_have_not_finished_what_would_go(desk: Desk) -
     assert desk.run(*purge, "--dry-run").stdout.endswith(text)
     assert json.loads(desk.run(*purge, "--dry-run", "--json").stdout)["unfinished"] == {GROUP: 4}
     assert f"group {GROUP!r} has not finished 4 of them" in desk.run(*purge).stderr, "before it asks"
+
+
+def test_a_purge_deletes_what_it_has_asked_about(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what is written while somebody reads the question."""
+
+    def written_meanwhile(_question: str, _yes: bool) -> None:
+        for _ in range(50):
+            desk.cluster.produce(TOPIC, b"", partition=0)
+
+    for _ in range(5):
+        desk.cluster.produce(TOPIC, b"", partition=0)
+    monkeypatch.setattr(topics, "ask", written_meanwhile)
+    answer = desk.run("topics", "purge", TOPIC, "--keep", "2")
+    assert f"{TOPIC}:0 begins at 3 (was 0)" in answer.stdout, answer.output
+    assert answer.stdout.endswith("3 offsets are deleted\n")
+
+
+def test_a_dry_run_about_a_deleted_group_says_so(desk: Desk) -> None:
+    desk.cluster.connect("admin").create_group(GROUP, GroupConfig(policy="balanced"))
+    assert desk.run("groups", "rm", GROUP, "--yes").exit_code == 0
+    for verb in ("pause", "resume"):
+        answer = desk.run(verb, GROUP, "--dry-run")
+        assert (answer.exit_code, "deleted" in answer.stderr) == (1, True), answer.output
+
+
+def test_a_session_that_leaves_while_it_is_watched_was_evicted_by_nobody(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for how in ("left", "ended"):
+        monkeypatch.setattr(Group, "evict", lambda *_, how=how, **__: how)
+        monkeypatch.setattr(members.changes, "find_session", lambda *_: 7)
+        answer = desk.run("evict", GROUP, "7", "--yes", "--json")
+        assert (answer.exit_code, json.loads(answer.stdout)["ended_by"]) == (0, ""), answer.output
 
 
 def test_doctor_says_of_the_group_that_it_is_asked_about_that_nobody_is_there(

@@ -25,7 +25,7 @@ from marshal_py.admin.plans.sessions import find_session
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.recreated_topics import RecreatedTopic
 from marshal_py.client.values.options import Wanted, settings_named, settings_of
-from marshal_py.errors import AdminFailed, GroupMissing
+from marshal_py.errors import AdminFailed, GroupDeleted, GroupMissing
 from marshal_py.history.explain import describe
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.policies import OWN_POLICY, policy_of
@@ -56,8 +56,9 @@ class Impact(NamedTuple):
 
 
 def of_pause(context: GroupContext, now: Instant, terms: Terms = USUAL) -> Impact:
-    """Returns what a pause of the group would do. Raises AdminBusy if it may not replace a pause that is running."""
-    group = _there(context)
+    """Returns what a pause of the group would do. Raises AdminBusy if it may not replace a pause that is running,
+    GroupDeleted."""
+    group = _living(context)
     check_pause(context, now, terms)
     again = " It is paused already: this pause would replace that one." if group.paused else ""
     does = (
@@ -68,8 +69,9 @@ def of_pause(context: GroupContext, now: Instant, terms: Terms = USUAL) -> Impac
 
 
 def of_resume(context: GroupContext, now: Instant, terms: Terms = USUAL) -> Impact:
-    """Returns what the end of the running pause would do. Raises AdminBusy if the pause may not be ended."""
-    group = _there(context)
+    """Returns what the end of the running pause would do. Raises AdminBusy if the pause may not be ended,
+    GroupDeleted."""
+    group = _living(context)
     if not group.paused:
         return Impact([f"group {group.name!r} is not paused: nothing would be done."], {}, {})
     check_pause(context, now, terms._replace(adopt=True))
@@ -114,8 +116,8 @@ def _undo_of_step_down(group: Group) -> str:
 
 
 def of_deletion(context: GroupContext, now: Instant, force: bool = False) -> Impact:
-    """Returns what the deletion of the group would do, and if it is paused, that it would be refused (M15). Raises
-    GroupMissing if nobody ever used the group."""
+    """Returns what the deletion of the group would do, and that it would be refused if it needs a pause and another one
+    is running (M15). Raises GroupMissing if nobody ever used the group."""
     group = _there(context)
     if group.deleted:
         return Impact([f"group {group.name!r} is deleted already: nothing would be done."], {}, {})
@@ -131,7 +133,7 @@ def of_deletion(context: GroupContext, now: Instant, force: bool = False) -> Imp
             if force
             else f"{names} must be silent for {EVICT_INTERVALS} intervals first, or nothing would be done."
         )
-    if group.paused:
+    if group.paused and (force or group.keys):
         does.append(f"As things are it would be refused: {busy(context, group, now, takes=False)}")
     settings = {str(tp): {"from": position, "to": None} for tp, position in sorted(positions.items())}
     return Impact(does, {}, settings)
@@ -222,6 +224,13 @@ def _there(context: GroupContext) -> Group:
     if context.group is None:
         raise GroupMissing(context.name, "has never been used: start a consumer once, or correct the name")
     return context.group
+
+
+def _living(context: GroupContext) -> Group:
+    group = _there(context)
+    if group.deleted:
+        raise GroupDeleted(group.name)
+    return group
 
 
 def check_pause(context: GroupContext, now: Instant, terms: Terms) -> None:
