@@ -217,6 +217,7 @@ class Watch:
             self._read(observer, judged if not self._followed_ms else self._timed(observer, judged), now_ms)
         self._looking.pace.catch_up()
         observer.read_signs(self._live())
+        self._looking.read_pauses(self._live())
         if self._in_cluster:
             if not self._followed_ms and self._shows == "groups":  # from now on it counts
                 self._advisories = {log: Advisories(world) for log, world in observer.worlds.items()}

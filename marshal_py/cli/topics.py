@@ -119,8 +119,8 @@ def ls(
     transport = options.transport()
     with closing(transport.admin()) as admin:
         if topic is None:
-            names = sorted(name for name in admin.topics() if not name.startswith("__"))
-            topics = [NamedTopic(name, admin.partition_count(name) or 0) for name in names]
+            counts = sorted(admin.describe_cluster().partition_counts.items())
+            topics = [NamedTopic(name, count) for name, count in counts if not name.startswith("__")]
             options.show(topics, topics, NamedTopic.__struct_fields__, NamedTopic.__struct_fields__, structs.astuple)
             return
         with closing(Topic(transport, topic)) as source:

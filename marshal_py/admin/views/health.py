@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from functools import partial
 from shlex import quote
 from typing import Final, NamedTuple
 
@@ -269,6 +268,7 @@ class Looking:
         self.firsts: Mapping[TopicPartition, int] = {}  # first offsets of data partitions, as far as the owner asked
         self._observer, self._quotes = observer, quotes
         self._pauses: dict[str, PauseHistory] = {}
+        self._gone: dict[str, int] = {}  # by group: the record of its pause, which was deleted
         self._lost: dict[str, dict[tuple[TopicPartition, int, int], int]] = {}  # by group and offsets: when
         self._held_up: dict[tuple[str, TopicPartition], _HeldUp] = {}  # the newest
         self._recent: tuple[int, dict[int, int]] = NONE, {}  # UNOWNED_MS before a time logs began at these offsets
@@ -309,6 +309,7 @@ class Looking:
     def forget(self, names: Collection[str]) -> None:
         """Forgets all groups but these."""
         self._pauses = {name: each for name, each in self._pauses.items() if name in names}
+        self._gone = {name: token for name, token in self._gone.items() if name in names}
         self._died = {name: each for name, each in self._died.items() if name in names}
         self._lost = {name: each for name, each in self._lost.items() if name in names}
         self._held_up = {key: each for key, each in self._held_up.items() if key[0] in names}
@@ -331,10 +332,26 @@ class Looking:
         return sorted(kept)
 
     def pause_history(self, log: int, group: Group) -> PauseHistory:
-        """Returns what the log says about the group's pause, also if that is older than what was read."""
-        found = self._pauses.setdefault(group.name, PauseHistory(group.name))
-        found.recall(group, partial(self._observer.look_up, log))
-        return found
+        """Returns what the log says about the group's pause, also if that is older than what was read. Who asks for
+        several groups calls `read_pauses` before."""
+        self.read_pauses([(log, group)])
+        return self._pauses.setdefault(group.name, PauseHistory(group.name))
+
+    def read_pauses(self, groups: Iterable[tuple[int, Group]]) -> None:
+        """Reads the records of running pauses that are older than what was read, those of a log together."""
+        unread: dict[int, list[Group]] = {}
+        for log, group in groups:
+            if group.paused and self._gone.get(group.name) != group.pause_change:
+                history = self._pauses.setdefault(group.name, PauseHistory(group.name))
+                if history.running(group) is None:
+                    unread.setdefault(log, []).append(group)
+        for log, paused in unread.items():
+            world, wanted = self._observer.worlds[log], [group.pause_change for group in paused]
+            found = {one.offset: record for one, record in self._observer.records_of(world, wanted)}
+            for group in paused:
+                self._pauses[group.name].recall(group, found.get)
+                if group.pause_change not in found:
+                    self._gone[group.name] = group.pause_change
 
     def held_up(self, group: Group, now_ms: int) -> dict[TopicPartition, tuple[str, str]]:
         """Returns in words, with advice, which messages hold up the positions of their partitions: as owners said, or
