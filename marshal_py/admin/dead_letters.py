@@ -61,11 +61,12 @@ class Found(NamedTuple):
 
 
 class Redriven(NamedTuple):
-    """Says what became of letters: put back, or without content whose message is gone from its topic, too. `more`: as
-    in Found."""
+    """Says what became of letters: put back, or without content whose message is gone from its topic, too. `before`,
+    `more`: as in Found."""
 
     put_back: Sequence[Letter]
     lost: Sequence[Letter]
+    before: int
     more: bool
 
 
@@ -130,7 +131,7 @@ def redrive(transport: Transport, name: str, select: Select) -> Redriven:
     put_back: list[Letter] = []
     lost: list[Letter] = []
     with closing(TransactionalWriter(transport, f"marshal-redrive-{name}")) as writer:
-        letters, _, more = read(transport, name, select, left=True)
+        letters, before, more = read(transport, name, select, left=True)
         check(letters, name)
         for at in range(0, len(letters), AT_ONCE):
             there = [*_with_content(transport, letters[at : at + AT_ONCE])]
@@ -144,7 +145,7 @@ def redrive(transport: Transport, name: str, select: Select) -> Redriven:
                     writer.write(letter.topic, content.value, content.key, [*kept, ours], letter.partition)
                     writer.write(name, None, None, [ours], letter.at.partition)
             put_back += (letter for letter, content in there if content is not None)
-    return Redriven(put_back, lost, more)
+    return Redriven(put_back, lost, before, more)
 
 
 def check(letters: Iterable[Letter], name: str) -> None:

@@ -138,8 +138,9 @@ def redrive(options: LetterOptions, topic: DeadLetterTopic, dry_run: DryRun = Fa
         ask(f"Put {len(going)} messages back into {', '.join(sorted({one.topic for one in going}))}?", yes)
     done = letters_of.redrive(transport, topic, select)
     lost = [one.message for one in done.lost]
-    result = Redriven(topic, len(done.put_back), before, lost)
-    options.print_result(result, f"{len(done.put_back)} put back, {before} were before")
+    # As read behind the fence: what another run has just committed may not have been visible before.
+    result = Redriven(topic, len(done.put_back), done.before, lost)
+    options.print_result(result, f"{len(done.put_back)} put back, {done.before} were before")
     if done.more:
         output.say("there are more letters: run it again")
     if lost:

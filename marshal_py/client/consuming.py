@@ -55,9 +55,10 @@ def iterator_of(receive: Callable[[Reader], T]) -> T:
 def report_failure(driver: ConsumerDriver, message: Message[Any, Any], error: BaseException) -> None:
     """Publishes that a handler raised `error`, as the event `handler_failed`, and logs it once a minute per cause."""
     topic, partition, offset = message.topic, message.partition, message.offset
+    text = repr(error)  # code of the program: not under the lock, which heartbeats need
     with driver.context.outbox, driver.context.lock:
         due = driver.handler_failures.due(_cause(error))
-        driver.advise("handler_failed", topic, partition, message.token.epoch, offset, text=repr(error))
+        driver.advise("handler_failed", topic, partition, message.token.epoch, offset, text=text)
     if due:
         at = driver.member.name, topic, partition, offset
         driver.context.logger.error("group %s: a handler failed on %s:%d at offset %d", *at, exc_info=error)

@@ -62,15 +62,15 @@ def test_a_letter_without_content_is_not_filled_from_another_topic_of_the_name(m
         own = [(HEADERS + name, value.encode()) for name, value in {**named, "partition": str(number)}.items()]
         memory.local.produce(letters, None, partition=0, headers=own)
 
-    put_back, lost, _ = redrive(transport, letters, lambda letter: letter.partition == 0)
+    put_back, lost, *_ = redrive(transport, letters, lambda letter: letter.partition == 0)
     assert ([one.message for one in put_back], lost) == ([f"{topic}/0/0 g"], [])
     memory.broker.delete_topic(topic)
     memory.broker.create_topic(topic, 1)
     memory.local.produce(topic, b"another", partition=0)
-    put_back, lost, _ = redrive(transport, letters, lambda letter: letter.partition == 1)
+    put_back, lost, *_ = redrive(transport, letters, lambda letter: letter.partition == 1)
     assert (put_back, [one.message for one in lost]) == ([], [f"{topic}/1/0 g"])
     memory.local.produce(letters, None, partition=0, headers=[*own[:-1], (f"{HEADERS}partition", b"0")])
-    put_back, lost, _ = redrive(transport, letters, lambda letter: letter.partition == 0)
+    put_back, lost, *_ = redrive(transport, letters, lambda letter: letter.partition == 0)
     assert (put_back, [one.message for one in lost]) == ([], [f"{topic}/0/0 g"])
 
 

@@ -952,6 +952,47 @@ def test_a_drain_does_not_wait_behind_what_is_tried_again_later(memory: MemoryTe
         assert len(consumer.fetch(3, expires_s=0)) == 0, "those of the key come when their first one does"
 
 
+def test_a_drain_keeps_the_order_of_a_key_that_is_tried_again(memory: MemoryTestCluster) -> None:
+    """What waited behind the message comes again at other times than it does, and in another order."""
+    topic, go, journal = memory.topic(), threading.Event(), list[int]()
+    for number in range(300):
+        memory.put(topic, 0, b"%d" % number, b"key")
+
+    def handle(message: Message) -> None:
+        if message.offset == 0 and message.delivery_count == 1:
+            assert go.wait(DEADLINE_S)
+        if message.offset == 0 and message.delivery_count <= 3:
+            raise Retry(after_s=0.005)
+        journal.append(message.offset)
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work = consumer.process(handle, workers=2)
+        until(lambda: work.stats().waiting == 299, "all wait behind the first")
+        threading.Timer(0.1, go.set).start()
+        work.drain()
+    assert journal == sorted(journal)
+
+
+def test_the_text_of_an_error_is_made_without_the_lock(memory: MemoryTestCluster) -> None:
+    """It is code of the program, and may be slow, or ask the consumer."""
+    topic, asked = fill(memory, 1, keys=None), list[int]()
+
+    class Slow(Exception):
+        def __repr__(self) -> str:
+            asked.append(len(consumer.cached_info().claims))
+            return "Slow()"
+
+    def handle(message: Message) -> None:
+        if message.delivery_count == 1:
+            raise Slow
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        work = consumer.process(handle, retry_on=(Slow,), retry=Retry(after_s=0))
+        until(lambda: work.stats().finished == 1, "it is handled again")
+        assert work.drain()
+    assert 1 in asked
+
+
 def test_a_full_window_is_filled_as_soon_as_a_handler_returns(memory: MemoryTestCluster) -> None:
     """The call waits for acks then, and not for the source."""
     topic, hold = fill(memory, 20, keys=None), threading.Event()

@@ -164,12 +164,19 @@ class Lanes:
         self._hold(message)
         self._offer(lane)
 
-    def parked_before(self, key: LaneKey, message: AnyMessage) -> AnyMessage | None:
-        """Returns the parked message that one which comes into the lane of `key` has to wait for; None if none."""
-        parked = lane.parked if (lane := self._of_partition(key.tp).get(key)) else ()
-        if not parked or parked[0].offset >= message.offset or claim_of(parked[0]) is not claim_of(message):
+    def park_behind(self, key: LaneKey, message: AnyMessage) -> AnyMessage | None:
+        """Parks a message that comes into the lane of `key` while one before it is parked, and returns that one; None
+        if none is."""
+        lane = self._of_partition(key.tp).get(key)
+        first = lane.parked[0] if lane is not None and lane.parked else None
+        if first is None or first.offset >= message.offset or claim_of(first) is not claim_of(message):
             return None
-        return parked[0]
+        assert lane is not None
+        for parked in lane.parked:
+            if parked.offset == message.offset:
+                self._unpark(lane, parked)
+        self._park(lane, message)
+        return first
 
     def add_parked(self, key: LaneKey, message: AnyMessage) -> None:
         """Has the lane that `key` names wait for a message that was given back before this `process` began."""
@@ -307,9 +314,14 @@ class Lanes:
         self._offer(lane)
 
     def behind(self, message: AnyMessage) -> list[AnyMessage]:
-        """Takes away what waits behind a parked message in its lane, and returns it."""
+        """Takes away what waits behind a parked message in its lane, and returns it. The lane waits for these, too:
+        whichever comes first, they are handled in their order."""
         lane = self._of_message.get(id(message))
-        return [] if lane is None else self._take(lane, message.offset)
+        if lane is None:
+            return []
+        taken = self._take(lane, message.offset)
+        self._park(lane, *taken)
+        return taken
 
     def take_waiting(self, claim: Claim | None = None) -> list[AnyMessage]:
         """Takes away what waits of a claim (None: of all), and returns it.
@@ -421,11 +433,12 @@ class Lanes:
         self.working -= 1
         return lane
 
-    def _park(self, lane: Lane, message: AnyMessage) -> None:
-        lane.parked = sorted((*lane.parked, message), key=_offset_of)
-        self._of_message[id(message)] = lane
-        self.parked += 1
-        self._held(claim_of(message)).messages += 1
+    def _park(self, lane: Lane, *messages: AnyMessage) -> None:
+        lane.parked = sorted((*lane.parked, *messages), key=_offset_of)
+        for message in messages:
+            self._of_message[id(message)] = lane
+            self._held(claim_of(message)).messages += 1
+        self.parked += len(messages)
 
     def _unpark(self, lane: Lane, message: AnyMessage) -> None:
         del self._of_message[id(message)]

@@ -462,7 +462,7 @@ class Processing(Generic[K_co, V_co]):
             if self.over:
                 behind = [(None, message) for message in messages]
             for key, message in () if self.over else keyed:
-                if self.draining and (parked := self._lanes.parked_before(key, message)) is not None:
+                if self.draining and (parked := self._lanes.park_behind(key, message)) is not None:
                     behind.append((parked, message))
                     continue
                 self._lanes.add(key, message)
