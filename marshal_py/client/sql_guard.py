@@ -499,14 +499,23 @@ def _is_awaited(connection: Any, module: str) -> bool:
     return module == "aiosqlite" or inspect.iscoroutinefunction(getattr(connection, "execute", None))
 
 
+def _sqlalchemy_level(connection: Any) -> object:
+    """Returns the isolation level that a connection or session of SQLAlchemy was given; None for the database's own."""
+    parts = (getattr(connection, name, None) for name in ("sync_connection", "sync_session"))
+    sync = next((part for part in parts if part is not None), connection)
+    found = sync.get_bind() if hasattr(sync, "get_bind") else sync  # of a session an engine, or a connection
+    options: Mapping[str, object] = getattr(found, "get_execution_options", dict)()
+    of_engine = getattr(getattr(found, "dialect", None), "_on_connect_isolation_level", None)  # of create_engine
+    return options.get("isolation_level", of_engine)
+
+
 def _commits_itself(connection: Any, module: str) -> bool:
     """Returns whether the connection is in no transaction and would commit the next statement by itself."""
     match module:
         case "psycopg":
             return bool(connection.autocommit) and int(connection.info.transaction_status) == 0
         case "sqlalchemy":
-            options: Mapping[str, object] = getattr(connection, "get_execution_options", dict)()
-            return options.get("isolation_level") == "AUTOCOMMIT"
+            return _sqlalchemy_level(connection) == "AUTOCOMMIT"
     if connection.in_transaction:
         return False
     # sqlite3's own `autocommit` (Python 3.12) is True, False, or -1 for the older rule: `isolation_level` decides.

@@ -7,7 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -950,6 +950,35 @@ def test_a_drain_does_not_wait_behind_what_is_tried_again_later(memory: MemoryTe
         assert results == [False]
         assert work.stats().finished == 13
         assert len(consumer.fetch(3, expires_s=0)) == 0, "those of the key come when their first one does"
+
+
+@pytest.mark.parametrize("after", ["continue", "key"])
+def test_a_message_that_its_handler_has_ended_by_term_gets_its_letter(
+    memory: MemoryTestCluster, after: Literal["continue", "key"]
+) -> None:
+    """The ack with which a handler's return is answered would take the letter back."""
+    topic, letters, handled = memory.topic(), memory.topic(), list[int]()
+    for number in range(6):
+        memory.put(topic, 0, b"", b"key" if number % 2 else b"other")
+
+    def handle(message: Message) -> None:
+        handled.append(message.offset)
+        if message.offset == 1:
+            assert message.term("cannot be parsed")
+
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic], dead_letter_topic=letters) as consumer,
+        consumer.process(handle, after_dead_letter=after, workers=1) as work,
+    ):
+        until(lambda: work.stats().finished + work.stats().ended == 6, "all are handled")
+        dead = [1] if after == "continue" else [1, 3, 5]
+        assert work.stats().ended == len(dead)
+        assert handled == [number for number in range(6) if number == 1 or number not in dead]
+        with marshal.topic(letters) as written:
+            until(
+                lambda: sum(end for _, end in written.info().partitions.values()) == len(dead), "the letters are there"
+            )
 
 
 def test_a_drain_keeps_the_order_of_a_key_that_is_tried_again(memory: MemoryTestCluster) -> None:

@@ -20,7 +20,8 @@ import aiosqlite
 import psycopg
 import pytest
 import sqlalchemy
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
 from marshal_py.embedded import Broker
 from marshal_py.errors import InvalidOption, OffsetsUnclear, WriteFenced
@@ -427,10 +428,39 @@ def test_the_other_guard_is_named_for_the_other_kind_of_connection(tmp_path: Pat
 
 
 def test_an_autocommitting_engine_is_refused(tmp_path: Path) -> None:
-    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'a.db'}", poolclass=sqlalchemy.NullPool)
-    connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-    with connection, pytest.raises(InvalidOption, match="in a transaction"):
-        Guard().create(connection)
+    """Whoever was given the level: the connection, the engine, or what made the engine; so also of a session."""
+    url, level = f"sqlite:///{tmp_path / 'a.db'}", {"isolation_level": "AUTOCOMMIT"}
+    plain = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+    made = sqlalchemy.create_engine(url, **level, poolclass=sqlalchemy.NullPool)
+    for engine in (plain.execution_options(**level), made):
+        for connection in (engine.connect(), Session(engine)):
+            with connection, pytest.raises(InvalidOption, match="in a transaction"):
+                Guard().create(connection)
+    set_later = plain.connect().execution_options(**level)
+    with set_later, pytest.raises(InvalidOption, match="in a transaction"):
+        Guard().create(set_later)
+    with Session(plain) as session:
+        Guard().create(session)
+        assert Guard().new(session, payment(0))
+
+
+def test_an_autocommitting_engine_of_asyncio_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        url, level = f"sqlite+aiosqlite:///{tmp_path / 'a.db'}", {"isolation_level": "AUTOCOMMIT"}
+        engine = create_async_engine(url, poolclass=sqlalchemy.NullPool)
+        for connection in (
+            engine.execution_options(**level).connect(),
+            AsyncSession(engine.execution_options(**level)),
+            create_async_engine(url, **level, poolclass=sqlalchemy.NullPool).connect(),
+        ):
+            async with connection:
+                with pytest.raises(InvalidOption, match="in a transaction"):
+                    await AsyncGuard().create(connection)
+        async with AsyncSession(engine) as session:
+            await AsyncGuard().create(session)
+            assert await AsyncGuard().new(session, payment(0))
+
+    asyncio.run(scenario())
 
 
 def test_a_message_that_is_given_twice_is_refused(tmp_path: Path) -> None:

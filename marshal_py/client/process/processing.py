@@ -30,6 +30,7 @@ from marshal_py.client.messages.message import (
     Message,
     begin,
     claim_of,
+    goes_to_letters,
     is_done,
     put_back,
     queue,
@@ -541,7 +542,9 @@ class Processing(Generic[K_co, V_co]):
         `process` (None: as `retry_on` says). So does one that is raised here, as by an error that cannot be written as
         text."""
         try:
-            if error is None:
+            if error is None and goes_to_letters(message):  # its handler has called `term`; an ack would take it back
+                self._is_dead(message, ended=True)
+            elif error is None:
                 self._finish(message, finished=message.ack())
             else:
                 self._refuse(message, error, ends)
@@ -712,7 +715,10 @@ class Processing(Generic[K_co, V_co]):
 
     def _end(self, message: Message[K_co, V_co], reason: str) -> None:
         """Ends a message for good: it goes to the dead letters."""
-        ended = message.term(reason)
+        self._is_dead(message, ended=message.term(reason))
+
+    def _is_dead(self, message: AnyMessage, *, ended: bool) -> None:
+        """Notes that a message goes to the dead letters (not so if `ended` is False), and has its lane go on."""
         if ended and self.settings.after_dead_letter == "key":
             with self._lock:
                 self._lanes.mark_dead(message)
