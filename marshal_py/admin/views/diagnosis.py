@@ -292,8 +292,8 @@ def of_slow(group: str, found: Iterable[Slow]) -> Iterator[Check]:
         by_client[one.client_id].append(one)
     for client, slow in by_client.items():
         finished, written = sum(one.finished for one in slow), sum(one.written for one in slow)
-        text = f"{group!r}: {client!r} is slow: it finishes {round(finished, 1):.15g} messages/s of "
-        text += f"{first_of([str(one.tp) for one in slow], NAMES_MAX)} against {round(written, 1):.15g}/s written"
+        text = f"{group!r}: {client!r} is slow: it finishes {round(finished, 2):.15g} messages/s of "
+        text += f"{first_of([str(one.tp) for one in slow], NAMES_MAX)} against {round(written, 2):.15g}/s written"
         advice = "start more consumers, or let each work on several messages at once: Consumer.process"
         yield Check("slow consumer", "warn", text, advice)
 
