@@ -23,6 +23,7 @@ from marshal_py.errors import (
     NeedsAtLeastOnce,
     ReentrantCall,
 )
+from marshal_py.testing import MemoryCluster
 from tests.client.test_consume import delete
 from tests.support.client_fixtures import DEADLINE_S, MemoryTestCluster, calm, joined, owns, positions, until
 
@@ -979,6 +980,36 @@ def test_a_message_that_its_handler_has_ended_by_term_gets_its_letter(
             until(
                 lambda: sum(end for _, end in written.info().partitions.values()) == len(dead), "the letters are there"
             )
+
+
+def test_what_is_behind_a_message_that_the_log_counts_out_follows_it() -> None:
+    """It kills its owners, and becomes a dead letter before the last one delivers it."""
+    options: dict[str, Any] = {"dead_letter_topic": "letters", "max_deliver": 2, "start": "earliest"}
+    with MemoryCluster() as cluster:
+        for topic in ("orders", "letters"):
+            cluster.create_topic(topic)
+        for number in range(4):
+            cluster.produce("orders", b"%d" % number, key=b"other" if number == 2 else b"key", partition=0)
+        for _ in range(2):
+            hangs, returns = threading.Event(), threading.Event()
+
+            def handle(_: Message, hangs: threading.Event = hangs, returns: threading.Event = returns) -> None:
+                hangs.set()
+                returns.wait(DEADLINE_S)
+
+            owner = cluster.connect()
+            owner.consumer("billing", ["orders"], **options).process(
+                handle, workers=1, window=1, after_dead_letter="key"
+            )
+            cluster.run_until(hangs.is_set)
+            cluster.advance(1.0)  # the log has that it was delivered
+            cluster.kill(owner)
+            returns.set()
+        handled: list[int] = []
+        consumer = cluster.connect().consumer("billing", ["orders"], **options)
+        with consumer.process(lambda message: handled.append(message.offset), after_dead_letter="key") as work:
+            cluster.run_until(lambda: work.stats().finished + work.stats().ended == 3)
+            assert (handled, work.stats().ended) == ([2], 2)
 
 
 def test_a_drain_keeps_the_order_of_a_key_that_is_tried_again(memory: MemoryTestCluster) -> None:

@@ -470,7 +470,11 @@ class Redelivering:
             exhausted = tracker.next_delivered(offset, most)
             if exhausted != offset:
                 return min(count, head.below(exhausted) - head.at, len(head.messages) - head.at)
-            answers.post_undelivered(claim, head.run, head.messages[head.at], tracker.delivery_count(offset) - 1)
+            raw, times = head.messages[head.at], tracker.delivery_count(offset) - 1
+            index = answers.post_undelivered(claim, head.run, raw, times)
+            self._context.counted_out(
+                self._context.make(raw, Delivered(self._context, claim, head.run), index, raw.value())
+            )
             head.at += 1
             if head.at == len(head.messages):
                 buffer.fetched.popleft()

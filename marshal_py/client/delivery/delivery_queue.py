@@ -79,7 +79,7 @@ class DeliveryQueue:
         )
         self.redelivering: Redelivering = Redelivering(self.delivery)
         self.window: AckWindow = AckWindow(options.max_acks_pending)
-        self.delivery.at_work = self.window.at_work
+        self.delivery.at_work, self.delivery.counted_out = self.window.at_work, self.window.counted_out
         self.buffers: dict[TopicPartition, Buffer] = {}
         self.user_paused: set[TopicPartition] = set()
         self._turns: Turns = Turns()

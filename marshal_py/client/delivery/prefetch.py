@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from marshal_py.client.delivery.buffers import Buffer, blocked
 from marshal_py.client.values.info import ProcessStats
@@ -227,6 +227,9 @@ class Taker(Protocol):
     def unstarted(self) -> str:
         """Returns why no worker process can be started; "" if one has, or nobody needs one."""
 
+    def counted_out(self, message: Any) -> None:
+        """Hears of a Message that became a dead letter before it was delivered."""
+
     def at_work(self, claim: Claim, offsets: Sequence[int]) -> None:
         """Hears which messages of a claim handlers say to be at work on."""
 
@@ -273,6 +276,11 @@ class AckWindow:
         """Tells the process that runs, if any, which messages handlers say to be at work on."""
         if self.process is not None:
             self.process.at_work(claim, offsets)
+
+    def counted_out(self, message: Any) -> None:
+        """Tells the process that runs, if any, of a Message that became a dead letter before it was delivered."""
+        if self.process is not None:
+            self.process.counted_out(message)
 
     def wait_s(self, buffers: Iterable[Buffer], delivered: int) -> float | None:
         """Returns how long to wait for acks before looking again; None if nothing waits. The waits grow until

@@ -394,11 +394,13 @@ class Answers:
         """Returns after how many deliveries a message goes to the dead-letter topic; None if it never does."""
         return self._options.max_deliver if self.letters is not None else None
 
-    def post_undelivered(self, claim: Claim, run: OffsetRun, message: RawMessage, deliveries: int) -> None:
-        """Sends the next message of `run` to the dead-letter topic instead of delivering it once more."""
+    def post_undelivered(self, claim: Claim, run: OffsetRun, message: RawMessage, deliveries: int) -> int:
+        """Sends the next message of `run` to the dead-letter topic instead of delivering it once more. Returns its
+        index there."""
         index = run.deliver(1, self._now().mono_ms)
         self._post(claim, run, index, message, deliveries, UNANSWERED.format(deliveries))
         self.undelivered += 1
+        return index
 
     def _report_poison(self, claim: Claim, offset: int, count: int) -> None:
         """Reports a message that was delivered POISON_DELIVERIES times, twice as many, four times as many, ..."""
@@ -456,8 +458,8 @@ class Acked(NamedTuple):
 Ack = Callable[[], Sequence[Acked]]  # marks messages as done, and returns what the log must accept then
 
 
-def _nobody_hears(claim: Claim, offsets: Sequence[int]) -> None:
-    """Ignores what a handler says to be at work on: no `process` waits for it."""
+def _nobody_hears(*_: object) -> None:
+    """Ignores what only a `process` asks for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -481,6 +483,8 @@ class DeliveryContext:
     confirm: Callable[[Ack, float], None] = field(init=False)
     # Hears which offsets of a claim a handler says to be at work on, with the lock held; set by the queue.
     at_work: Callable[[Claim, Sequence[int]], None] = _nobody_hears
+    # Hears of messages that became dead letters before they were delivered, likewise.
+    counted_out: Callable[[Any], None] = _nobody_hears
     delivered: int = 0
     lost_acks: LostAcks = field(default_factory=lambda: LostAcks())
 

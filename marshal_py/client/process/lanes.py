@@ -284,8 +284,12 @@ class Lanes:
 
     def mark_dead(self, message: AnyMessage) -> None:
         """Notes that a message that works becomes a dead letter, so that the others of its lane follow it."""
-        keys = self._dead.setdefault(claim_of(message), {})
-        keys[self._of_message[id(message)].key] = None
+        self.mark_dead_lane(claim_of(message), self._of_message[id(message)].key)
+
+    def mark_dead_lane(self, claim: Claim, key: LaneKey) -> None:
+        """Notes that a message of a lane became a dead letter, so that the others of the lane follow it."""
+        keys = self._dead.setdefault(claim, {})
+        keys[key] = None
         if len(keys) > DEAD_KEYS_MAX:
             del keys[next(iter(keys))]
 

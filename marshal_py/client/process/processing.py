@@ -15,6 +15,7 @@ import os
 import random
 import sys
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -371,6 +372,7 @@ class Processing(Generic[K_co, V_co]):
         self._begun_s: dict[int, float] = {}  # by id of a message that a handler has: since when
         self._at_work_s: dict[tuple[int, int], float] = {}  # by epoch and offset: when its handler last said so
         self._finished = self._retried = self._ended = 0
+        self._counted_out: deque[AnyMessage] = deque()  # dead letters before they were delivered; not yet marked
         self._times = HandlerTimes()
         # By claim: the offset at its position, since when it is there, the age at which that is reported next.
         self._held_up: dict[Claim, tuple[int, int, float]] = {}
@@ -449,6 +451,7 @@ class Processing(Generic[K_co, V_co]):
         with self._context.lock:  # so nobody finds them delivered, and not queued
             messages = list(coming)
             queue(messages, self._silent_since_ms)
+        self._mark_counted_out()
         keyed: list[tuple[LaneKey, AnyMessage]] = []
         try:
             for message in () if self.over else messages:
@@ -470,6 +473,20 @@ class Processing(Generic[K_co, V_co]):
             self.changed.notify(len(messages))
         for before, message in behind:
             self._put_behind(before, [message])
+
+    def _mark_counted_out(self) -> None:
+        """Has what comes behind messages that became dead letters before they were delivered follow them. Without a
+        key, because the key function raises, nothing follows."""
+        while self._counted_out and self.settings.after_dead_letter == "key":
+            message = self._counted_out.popleft()
+            try:
+                key = self._lane_of(message)
+                hash(key)
+            except Exception as error:
+                report_failure(self._driver, message, error)
+                continue
+            with self._lock:
+                self._lanes.mark_dead_lane(claim_of(message), key)
 
     def _put_behind(self, parked: AnyMessage | None, messages: Iterable[AnyMessage]) -> None:
         """Gives back messages that wait, until the one is due that is tried again before them; without one, because all
@@ -855,6 +872,12 @@ class Processing(Generic[K_co, V_co]):
         self._worked_at = now_s = self._monotonic()
         for offset in offsets:
             self._at_work_s[claim.epoch, offset] = now_s
+
+    def counted_out(self, message: AnyMessage) -> None:
+        """Notes a message that became a dead letter before it was delivered. Called with the Marshal's lock held, so
+        the key function is asked later."""
+        if self.settings.after_dead_letter == "key":
+            self._counted_out.append(message)
 
     def silent_s(self) -> float:
         """Returns for how many seconds no handler has begun, returned or said that it is at work (`in_progress`) while
