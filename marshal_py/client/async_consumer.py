@@ -170,12 +170,14 @@ class AsyncConsumer(Generic[K_co, V_co]):
     async def _call(self, call: Call, request: Request) -> Batch[K_co, V_co]:
         await self._give_turn()
         consumer = self._consumer
+        begun = False  # as in Consumer.fetch
         try:
             self._enter(call)
             consumer._queue.begin()
+            begun = True
             return await self._complete(consumer._receiving.fetch(request))
         except BaseException as error:
-            if consumer._inside is call and not isinstance(error, MarshalError | asyncio.CancelledError):
+            if begun and consumer._inside is call and not isinstance(error, MarshalError | asyncio.CancelledError):
                 with consumer._context.lock:
                     consumer._queue.take_back()
             raise

@@ -136,12 +136,14 @@ class Consumer(Membership, Generic[K_co, V_co]):
         return self._call(Call("fetch"), request)
 
     def _call(self, call: Call, request: Request) -> Batch[K_co, V_co]:
+        begun = False  # before that, a signal would take back what the fetch before this one gave to the user
         try:
             self._enter(call)
             self._queue.begin()
+            begun = True
             return complete(self._receiving.fetch(request), self._carry_out)
         except BaseException as error:
-            if self._inside is call and not isinstance(error, MarshalError):
+            if begun and self._inside is call and not isinstance(error, MarshalError):
                 with self._context.lock:
                     self._queue.take_back()
             raise

@@ -133,6 +133,29 @@ def test_messages_of_an_interrupted_fetch_are_not_lost(cluster: TestCluster, tak
             batch.ack()
 
 
+def test_a_fetch_that_is_interrupted_before_it_begins_takes_nothing_back(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took back what the fetch before it had given, and the consumer ended, because that was acked."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 6)
+
+    def interrupted() -> None:
+        raise Interrupted
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        first = consumer.fetch(3, min_messages=3, expires_s=DEADLINE_S)
+        first.ack()
+        with monkeypatch.context() as patched:
+            patched.setattr(consumer._queue, "begin", interrupted)
+            with pytest.raises(Interrupted):
+                consumer.fetch(3)
+        rest = consumer.fetch(3, min_messages=3, expires_s=DEADLINE_S)
+        assert [message.offset for message in (*first, *rest)] == list(range(6))
+        rest.ack()
+        consumer.flush()
+
+
 def test_an_interrupted_ack_forgets_no_other() -> None:
     """If the lowest message is acked last, its ack moves over all that were acked before."""
     count = 2_000
