@@ -151,21 +151,6 @@ def k15() -> list[Patch]:
     return [(Processing, "_retry", given_back_first)]
 
 
-def k16() -> list[Patch]:
-    def taken_away(self: Lanes, message: AnyMessage) -> list[AnyMessage]:
-        lane = self._of_message.get(id(message))
-        return [] if lane is None else self._take(lane, message.offset)
-
-    def sent_away(self: Lanes, key: LaneKey, message: AnyMessage) -> AnyMessage | None:
-        parked = lane.parked if (lane := self._of_partition(key.tp).get(key)) else ()
-        first = parked[0] if parked else None
-        if first is None or first.offset >= message.offset or claim_of(first) is not claim_of(message):
-            return None
-        return first
-
-    return [(Lanes, "behind", taken_away), (Lanes, "park_behind", sent_away)]
-
-
 # Name, what it does wrong, the bug, the faults that make it likely to show, and other options.
 _LANES: Final = {"mode": 1, "rate": 60, "intervals": 12}
 PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...], dict[str, Any]], ...]] = (
@@ -184,5 +169,4 @@ PLANTED: Final[tuple[tuple[str, str, Callable[[], list[Patch]], tuple[str, ...],
     ("K13", "what comes late, or was put back, comes after all that is ready", k13, ("lanes", "calls"), _LANES),
     ("K14", "one partition comes after the other", k14, ("lanes",), _LANES),
     ("K15", "what is given back may come again before its lane waits for it", k15, ("lanes", "locks"), _LANES),
-    ("K16", "in a drain a lane does not wait for what was sent away behind a message", k16, ("lanes",), _LANES),
 )
