@@ -81,13 +81,13 @@ def read(transport: Transport, name: str, select: Select = lambda letter: True, 
     """
     markers: Markers = {}
     with closing(Topic(transport, name)) as topic:
-        read, more = _read(topic, select, markers)
-        letters = [letter._replace(redriven=_is_redriven(letter, markers)) for letter in read]
+        found, more = _read(topic, select, markers)
+        letters = [letter._replace(redriven=_is_redriven(letter, markers)) for letter in found]
         before = sum(letter.redriven for letter in letters)
         if left and more:  # those that were put back must not take the places of the others
             letters, more = _read(topic, lambda letter: select(letter) and not _is_redriven(letter, markers), {})
-    found = (letter for letter in letters if not (left and letter.redriven))
-    return Found(sorted(found, key=lambda letter: (letter.topic, letter.partition, letter.offset)), before, more)
+    wanted = (letter for letter in letters if not (left and letter.redriven))
+    return Found(sorted(wanted, key=lambda letter: (letter.topic, letter.partition, letter.offset)), before, more)
 
 
 def _read(topic: Topic, select: Select, markers: Markers) -> tuple[list[Letter], bool]:

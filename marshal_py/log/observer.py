@@ -270,11 +270,6 @@ class Observer:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    def look_up(self, log: int, offset: int) -> Record | None:
-        """Reads one record of a log that was read; None if it was deleted."""
-        found = replay.record_at(self._reader.log, log, offset)
-        return None if found is None else codec.open_record(found.value, self.worlds[log].crc_seed)
-
     def records_of(self, world: World, offsets: Iterable[int]) -> Iterator[tuple[LogRecord, Record]]:
         """Yields single records of the log of `world`, in order. Leaves out what was deleted or cannot be read."""
         for _, record in sorted(replay.records_at(self._reader.log, world.log, offsets).items()):

@@ -11,7 +11,7 @@ import pytest
 
 from marshal_py.admin import archive
 from marshal_py.admin.logs import Logs
-from marshal_py.admin.views.pause_history import PauseHistory
+from marshal_py.admin.views.health import Looking
 from marshal_py.admin.watch import Watch
 from marshal_py.errors import PartitionError
 from marshal_py.log import replay
@@ -104,16 +104,14 @@ def test_what_the_state_does_not_hold_is_looked_up(tmp_path: Path) -> None:
     with observer(life.dump(tmp_path / "paused")) as looking:
         looking.fold()
         ((_, group),) = looking.groups()
-        told = PauseHistory(GROUP)
-        told.recall(group, lambda offset: looking.look_up(0, offset))
+        told = Looking(looking).pause_history(0, group)
         found = told.running(group)
         assert found is not None
         assert (found.by, found.reason, found.token) == ("ops", "lunch", life.pause)
     with observer(life.dump(tmp_path / "cut", life.snapshots[0])) as looking:
         looking.fold()
         ((_, group),) = looking.groups()
-        told = PauseHistory(GROUP)
-        told.recall(group, lambda offset: looking.look_up(0, offset))
+        told = Looking(looking).pause_history(0, group)
         assert told.running(group) is None
 
 
