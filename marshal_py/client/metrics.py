@@ -16,9 +16,9 @@ from marshal_py.client.delivery.buffers import most_deliveries, redeliveries_of
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.membership import not_consumed
-from marshal_py.client.values.info import HANDLER_S, ProcessStats, in_flight
+from marshal_py.client.values.info import HANDLER_S, ProcessStats, in_flight, oldest_unfinished_ms
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
-from marshal_py.protocol.claims import AtLeastOnce, Claim
+from marshal_py.protocol.claims import Claim
 from marshal_py.protocol.member.waiting import CAUSES, OBSERVED
 from marshal_py.protocol.wire.identity import NONE, Instant
 
@@ -196,13 +196,8 @@ def _partitions(driver: ConsumerDriver, claims: Iterable[Claim], now: Instant) -
             len(again.waiting) if (again := redeliveries_of(claim)) is not None else 0,
             0 if (since_ms := claim.handler_since_ms()) is None else max(0, now.mono_ms - since_ms),
             most_deliveries(claim),
-            _oldest_unfinished_ms(claim, now),
+            oldest_unfinished_ms(claim, now.mono_ms),
         )
-
-
-def _oldest_unfinished_ms(claim: Claim, now: Instant) -> int:
-    first = claim.tracker.first_taken() if isinstance(claim.tracker, AtLeastOnce) else None
-    return 0 if first is None else max(0, now.mono_ms - first[0])
 
 
 # --- Where metrics are served, for the servers of a client and of a cluster's groups

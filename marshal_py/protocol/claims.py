@@ -512,8 +512,7 @@ class AtLeastOnce:
 
     def first_taken(self) -> tuple[int, int] | None:
         """Returns (monotonic ms, offset): since when the program has had the lowest unfinished message, in work or
-        waiting; None if it has none."""
-        self.settle()
+        waiting; None if it has none. As far as its acks were noted (`Claim.settle`)."""
         self._low()
         run = self.runs[0] if self.runs else None
         if run is None or run.low >= run.delivered:
@@ -908,7 +907,10 @@ class Claim:
     successor: int = NONE
     drain_until_ms: int | None = None  # monotonic; None: until the handlers are done
     release_sent_ms: int | None = None
+    # What each copy of its Release says, from the seal on: where the next owner starts; in at-least-once mode how often
+    # that message was delivered, how many are in flight, and the progress.
     released_position: int = NONE
+    released: tuple[int, int, bytes] = (0, 0, b"")
     # The position and progress that the log had when one of its records ended the claim. None before, and if this
     # client gave the claim up by itself: then nobody knows which of its heartbeats the log still accepts.
     final: tuple[int, bytes] | None = None
@@ -950,6 +952,14 @@ class Claim:
         if not before:
             self._settle()
 
+    def seal_for_release(self, now_ms: int) -> None:
+        """Enters RELEASING, and notes what the Release says: its copies are sent until one is read."""
+        self.seal(ClaimPhase.RELEASING)
+        self.sealed_ms, self.released_position = now_ms, self.position()
+        tracker = self.tracker
+        if isinstance(tracker, AtLeastOnce):
+            self.released = tracker.deliveries(), tracker.in_flight, tracker.progress()
+
     def settle(self) -> None:
         """Notes the acks that came without the lock, unless the claim is sealed. Never call it between two questions
         whose answers belong together, such as the position and the progress of one heartbeat."""
@@ -962,9 +972,8 @@ class Claim:
 
     def seek(self, position: int, now_ms: int) -> None:
         """Seals the claim at once, to be replaced by a new one that begins at `position` (F6.6, T20)."""
-        self.seal(ClaimPhase.RELEASING)
-        self.released_position = self.position()
-        self.reason, self.seek_to, self.sealed_ms, self.revoking_reported = "seek", position, now_ms, True
+        self.seal_for_release(now_ms)
+        self.reason, self.seek_to, self.revoking_reported = "seek", position, True
 
     def give_up_seek(self) -> None:
         """Has the claim released at its old position instead."""
@@ -1055,15 +1064,16 @@ def release(session: int, partition: Partition, claim: Claim) -> ReleasingPartit
             in_flight=tracker.in_flight,
             parked=claim.parking,
         )
+    attempts, in_flight, progress_bytes = claim.released
     return ReleasingPartition(
         session,
         claim.epoch,
         claim.released_position,
         claim.successor,
         claim.reason,
-        attempts=tracker.deliveries(),
-        in_flight=tracker.in_flight,
-        progress=tracker.progress(),
+        attempts=attempts,
+        in_flight=in_flight,
+        progress=progress_bytes,
         parked=claim.parking,
     )
 

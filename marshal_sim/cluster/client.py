@@ -537,7 +537,7 @@ class Client(Process):
         if user.held is not None and user.held.delivery.epoch in member.claims:
             clone.user.begin_held(_copied(user.held.delivery, member, queue), user.held.delivery)
         for _, letter in user.letters:
-            if letter.needed and queue.answers.letters is not None:
+            if letter.is_needed() and queue.answers.letters is not None:
                 claim, run = deepcopy(letter.claim, memo), deepcopy(letter.run, memo)
                 queue.answers.letters.post(letter._replace(claim=claim, run=run))
 

@@ -159,7 +159,7 @@ class Journal:
         settle, give_back = processing.settle, processing.give_back
         processing.take = lambda coming: self._take(take, coming)
         processing.begin = lambda: self._begin(begin)
-        processing.begin_batch = lambda: self._begin(begin_batch)
+        processing.begin_batch = lambda: self._begin(lambda: (begin_batch(), False))[0]
         processing.give_back = lambda message: self._end("back", give_back, message)
         processing.settle = lambda message, error, **named: self._end(
             "ended" if error is None or isinstance(error, Reject) else "back", partial(settle, **named), message, error
@@ -317,13 +317,13 @@ class Handling:
             self.gate = self._front.gate()
             return [] if message is None else [message], SHUT_S if shut else 0.0
         while True:
+            processing.reopen()
             with processing.changed:
                 wait_s = IDLE_S if processing.over else processing.batch_due_s()
             if wait_s:
                 return [], wait_s
-            batch, shut = processing.begin_batch()
-            if batch or shut:
-                return batch, SHUT_S
+            if batch := processing.begin_batch():
+                return batch, 0.0
 
     def _held(self) -> list[list[AnyMessage]]:
         """Returns what handlers have under claims that are not lost."""

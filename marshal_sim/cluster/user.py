@@ -519,7 +519,7 @@ class User:
     def letter_written(self, place: TopicPartition, offset: int) -> None:
         """Notes that the topic has the letter of a message."""
         same = [one for one in self.letters if (one[1].claim.tp, one[0].offset) == (place, offset)]
-        for note, _ in sorted(same, key=lambda one: not one[1].needed):  # one of an earlier claim may be left
+        for note, _ in sorted(same, key=lambda one: not one[1].is_needed()):  # one of an earlier claim may be left
             if note.written_ms < 0:
                 note.written_ms = self.environment.now_ms
                 return

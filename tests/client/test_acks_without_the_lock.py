@@ -9,7 +9,12 @@ from typing import SupportsIndex
 
 import pytest
 
-from marshal_py.protocol.claims import AtLeastOnce, ClaimPhase, OffsetRun
+from marshal_py.client.values.info import oldest_unfinished_ms
+from marshal_py.protocol.claims import AtLeastOnce, ClaimPhase, OffsetRun, release
+from marshal_py.protocol.fold.world import Partition
+from marshal_py.protocol.wire import progress
+from marshal_py.protocol.wire.progress import Range
+from marshal_py.protocol.wire.records import ReleasingPartition
 from marshal_py.testing import make_batch, make_message
 from marshal_py.testing.messages import RecordedMessage
 
@@ -51,6 +56,22 @@ def test_an_ack_counts_exactly_if_the_released_position_is_above_it(phase: Claim
         claim.settle()
         assert claim.position() == released[0], "an ack that came too late changes no position"
         assert message.ack() is counts, "and a second call says the same"
+
+
+def test_copies_of_a_release_say_the_same_whatever_is_acked_meanwhile() -> None:
+    """The first copy may be lost. Metrics, and the stats of a `process`, ask about the messages of all claims: an ack
+    that they noted moved what was finished against the released position, and a message in between was lost."""
+    batch = make_batch([b"%d" % number for number in range(6)])
+    batch.messages[2].ack()
+    claim = batch.messages[0]._delivered.claim
+    claim.seal_for_release(0)
+    first = release(7, Partition(claim.tp, 0), claim)
+    assert isinstance(first, ReleasingPartition)
+    finished = [span for span in progress.decode(first.position, first.progress) if not span.times]
+    assert (first.position, first.in_flight, finished) == (0, 5, [Range(2, 3, 0)])
+    assert not batch.messages[0].ack(), "too late"
+    oldest_unfinished_ms(claim, 0)
+    assert release(7, Partition(claim.tp, 0), claim) == first
 
 
 def test_an_ack_before_the_claim_ends_is_in_its_position() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from marshal_py import Advisory, Consumer, InvalidOption, Message
+from marshal_py.client.delivery.buffers import redeliveries_of
+from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.messages import answers
 from marshal_py.client.messages.answers import NAK_DELAY_DOUBLED_S_MAX, NAK_DELAY_S_MAX, grown_delay_s
 from marshal_py.client.metrics import ConsumerMetrics
@@ -191,6 +193,26 @@ def test_what_an_exception_kept_from_the_user_comes_again(memory: MemoryTestClus
             queue.take_back()
         again = one(consumer)
         assert (again.offset, again.delivery_count) == (0, 2)
+
+
+def test_an_ack_after_a_nak_counts_before_anything_has_noted_it(memory: MemoryTestCluster) -> None:
+    """Both ways to take what is due, right after the ack."""
+    with memory.reading(1) as consumer:
+        message = one(consumer)
+        assert (message.nak(0), message.ack()) == (True, True)
+        queue, context, claim = consumer._queue, consumer._context, message._delivered.claim
+        found = redeliveries_of(claim)
+        assert isinstance(queue, DeliveryQueue)
+        assert found is not None
+        assert [*queue.redelivering.deliver(claim, found, context.clock.now())] == []
+
+    with memory.reading(1) as consumer:
+        message = one(consumer)
+        assert (message.nak(0), message.ack()) == (True, True)
+        queue, context = consumer._queue, consumer._context
+        with context.lock:
+            queue.begin()
+            assert [part.offsets for part, _ in queue.take(1, None, context.clock.now())] == []
 
 
 def test_bytes_bound_what_comes_again(memory: MemoryTestCluster) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from marshal_py import ConsumeContext, Consumer, Message, Process, Reject, Retry
 from marshal_py.client.delivery.prefetch import WAIT_S_MAX, WAIT_SUPPLIED_S_MAX
+from marshal_py.client.messages.message import position_of
 from marshal_py.client.process import process, processing
 from marshal_py.client.process.processing import Processing
 from marshal_py.errors import (
@@ -978,6 +979,28 @@ def test_a_message_that_its_handler_has_ended_by_term_gets_its_letter(
         assert handled == [number for number in range(6) if number == 1 or number not in dead]
         with marshal.topic(letters) as written:
             until(lambda: written.info().offsets == len(dead), "the letters are there")
+
+
+@pytest.mark.parametrize("letters", [True, False])
+def test_what_is_behind_a_term_follows_it_although_the_handler_goes_on(
+    memory: MemoryTestCluster, letters: bool
+) -> None:
+    """Its letter may be written, and the message done, before the handler returns; without a topic for letters it is
+    done at once."""
+    topic, handled = memory.topic(), list[int]()
+    for _ in range(3):
+        memory.put(topic, 0, b"", b"key")
+    options = {"dead_letter_topic": memory.topic()} if letters else {}
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], **options) as consumer:
+
+        def handle(message: Message) -> None:
+            handled.append(message.offset)
+            assert message.term("cannot be parsed")
+            until(lambda: position_of(message) == 1, "it is done")
+
+        with consumer.process(handle, after_dead_letter="key", workers=1) as work:
+            until(lambda: work.stats().finished + work.stats().ended == 3, "all are done")
+            assert (handled, work.stats().ended) == ([0], 3)
 
 
 def test_what_is_behind_a_message_that_the_log_counts_out_follows_it() -> None:

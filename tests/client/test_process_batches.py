@@ -130,6 +130,76 @@ def test_it_says_what_waits_for_a_list_to_be_full_and_what_for_a_worker(memory: 
         assert work.drain()
 
 
+def test_a_list_is_due_for_the_worker_that_takes_it(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers have seen a full list, and one has taken it when the other goes on."""
+    topic, hold, calls = fill(memory, 7, keys=2), threading.Event(), list[int]()
+    begin, lock, late, looked = Processing.begin_batch, threading.Lock(), threading.Event(), threading.Event()
+
+    def one_goes_on_late(self: Processing[Any, Any]) -> list[Message]:
+        with lock:
+            calls.append(1)
+            number = len(calls)
+        if number == 1:
+            until(lambda: len(calls) == 2, "both have seen it")
+            return begin(self)
+        until(late.is_set, "more have come")
+        found = begin(self)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(Processing, "begin_batch", one_goes_on_late)
+    lists = Lists(lambda messages: hold.wait(DEADLINE_S) and None)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(lists, workers=2, batch=Batches(5, wait_s=3_600)) as work,
+    ):
+        until(lambda: work.stats().working == 5 and work.stats().waiting == 2, "one list is full")
+        memory.put(topic, 0, b"", b"k2")
+        until(lambda: work.stats().waiting == 3, "it has come")
+        late.set()
+        until(looked.is_set, "the other goes on")
+        assert (work.stats().working, work.stats().waiting) == (5, 3)
+        hold.set()
+        assert work.drain()
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_a_paused_partition_changes_nothing_for_lists(memory: MemoryTestCluster, count: int) -> None:
+    """After it one that is not full waits, and one that is full begins, whatever waits of others."""
+    topic, hold = memory.topic(2), threading.Event()
+    lists = Lists(lambda messages: hold.wait(DEADLINE_S) and None)
+
+    def put(partition: int, messages: int) -> None:
+        for number in range(messages):
+            memory.put(topic, partition, b"", b"%d" % number)
+
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(lists, workers=1, batch=Batches(5, wait_s=3_600)) as work,
+    ):
+        put(0, 5)
+        until(lambda: work.stats().working == 5, "one list is in work")
+        put(0, count)
+        put(1, 5 - count)
+        until(lambda: work.stats().waiting == 5, "more have come")
+        consumer.pause([(topic, 0)])
+        hold.set()
+        until(lambda: work.stats().waiting_for["gate"] == count, "the worker has found the gate shut")
+        if count == 5:
+            put(1, 1)
+            until(lambda: work.stats().waiting == 6, "one of another partition waits for its list")
+        consumer.resume([(topic, 0)])
+        until(lambda: work.stats().waiting_for["gate"] == 0, "the gate is open")
+        if count == 5:
+            until(lambda: work.stats().finished == 10, "the full list is handled")
+        else:
+            assert work.stats().waiting_for["batch"] == 3
+        assert [len(messages) for messages in lists.lists] == ([5, 5] if count == 5 else [5, 2])
+        assert work.drain()
+
+
 def test_a_list_that_is_not_full_is_handled_after_a_while(memory: MemoryTestCluster) -> None:
     topic = fill(memory, 3, keys=3)
     with (

@@ -421,6 +421,7 @@ class Redelivering:
                 or not self._context.member.may_deliver(claim.epoch, now)
             ):
                 continue
+            claim.settle()  # a message that was acked after all does not come again
             for part, delivered in self._take(claim, now, left, left_bytes, bool(parts)):
                 parts.append((part, delivered))
                 left -= len(part.raw)
@@ -493,6 +494,7 @@ class Redelivering:
         try:
             with self._context.lock:
                 if claim.phase is ClaimPhase.OPEN:
+                    claim.settle()  # as in `take`
                     one = found.take(now.mono_ms)
             if one is None:
                 return

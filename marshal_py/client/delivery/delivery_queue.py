@@ -80,6 +80,7 @@ class DeliveryQueue:
         self.redelivering: Redelivering = Redelivering(self.delivery)
         self.window: AckWindow = AckWindow(options.max_acks_pending)
         self.delivery.at_work, self.delivery.counted_out = self.window.at_work, self.window.counted_out
+        self.delivery.terminated = self.window.terminated
         self.buffers: dict[TopicPartition, Buffer] = {}
         self.user_paused: set[TopicPartition] = set()
         self._turns: Turns = Turns()

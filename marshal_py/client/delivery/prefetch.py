@@ -233,6 +233,9 @@ class Taker(Protocol):
     def at_work(self, claim: Claim, offsets: Sequence[int]) -> None:
         """Hears which messages of a claim handlers say to be at work on."""
 
+    def terminated(self, claim: Claim, offsets: Sequence[int]) -> None:
+        """Hears which messages of a claim handlers have ended by `term`."""
+
 
 class AckWindow:
     """How much more of a claim may be delivered. `most`: None for any. `process`: the one that runs, if any."""
@@ -281,6 +284,11 @@ class AckWindow:
         """Tells the process that runs, if any, of a Message that became a dead letter before it was delivered."""
         if self.process is not None:
             self.process.counted_out(message)
+
+    def terminated(self, claim: Claim, offsets: Sequence[int]) -> None:
+        """Tells the process that runs, if any, which messages handlers have ended by `term`."""
+        if self.process is not None:
+            self.process.terminated(claim, offsets)
 
     def wait_s(self, buffers: Iterable[Buffer], delivered: int) -> float | None:
         """Returns how long to wait for acks before looking again; None if nothing waits. The waits grow until

@@ -123,10 +123,13 @@ class Letter(NamedTuple):
     reason: str
     refused: str = ""
 
-    @property
-    def needed(self) -> bool:
-        """Returns whether it must still be written: the claim is held, and nobody has acked the message meanwhile."""
-        return not self.claim.sealed and not self.run.is_finished(self.at)
+    def is_needed(self) -> bool:
+        """Returns whether it must still be written: the claim is held, and nobody has acked the message meanwhile.
+        Called with the Marshal's lock held."""
+        if self.claim.sealed:
+            return False
+        self.run.settle()
+        return not self.run.is_finished(self.at)
 
     @property
     def offset(self) -> int:
@@ -154,7 +157,7 @@ class DeadLetters:
     @property
     def pending(self) -> bool:
         """Returns whether a letter is on its way. Called with the Marshal's lock held."""
-        return any(letter.needed for letter in self._waiting)
+        return any(letter.is_needed() for letter in self._waiting)
 
     def post(self, letter: Letter) -> None:
         """Has a letter written soon. Called with the Marshal's lock held; waits for nothing."""
@@ -204,7 +207,7 @@ class DeadLetters:
 
     def _next(self, at_once: int) -> list[Letter]:
         with self._context.lock:
-            needed = [letter for letter in self._waiting if letter.needed]
+            needed = [letter for letter in self._waiting if letter.is_needed()]
             self._waiting = deque(needed)
             self.held_bytes = sum([payload_bytes((letter.message,)) for letter in needed])
             if not needed or len(self._failed) >= REASONS_MAX:
@@ -240,7 +243,7 @@ class DeadLetters:
         with self._context.outbox, self._context.lock:
             for letter in letters:
                 self.written += 1
-                if letter.needed:
+                if letter.is_needed():
                     assert isinstance(letter.claim.tracker, AtLeastOnce)
                     letter.claim.tracker.finish_posted(letter.run, letter.at)
                     place = f"in {self.topic}" + ", without its content, which is too large for it" * bool(
@@ -485,6 +488,8 @@ class DeliveryContext:
     at_work: Callable[[Claim, Sequence[int]], None] = _nobody_hears
     # Hears of messages that became dead letters before they were delivered, likewise.
     counted_out: Callable[[Any], None] = _nobody_hears
+    # Hears which offsets of a claim a handler has ended by `term`, likewise.
+    terminated: Callable[[Claim, Sequence[int]], None] = _nobody_hears
     delivered: int = 0
     lost_acks: LostAcks = field(default_factory=lambda: LostAcks())
 
@@ -585,7 +590,10 @@ class Delivered:
                 return self.finish_late()
             assert self.run is not None
             self.run.settle()
-            return context.answers.term(self.claim, self.run, first, messages, reason)
+            ended = context.answers.term(self.claim, self.run, first, messages, reason)
+            if ended:
+                context.terminated(self.claim, self.run.offsets[first : first + len(messages)])
+            return ended
 
     def acked(self, first: int, stop: int, in_time: bool) -> Acked:
         """Returns what an ack of the indexes [first, stop) of `run` has to have confirmed; `in_time` is its result."""

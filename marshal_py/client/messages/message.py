@@ -529,13 +529,6 @@ def is_done(message: Message[Any, Any]) -> bool:
     return posted or run.is_finished(message._index)
 
 
-def goes_to_letters(message: Message[Any, Any]) -> bool:
-    """Returns whether the caller has sent a message to a dead-letter topic, by `term`. Asks without the lock."""
-    tracker = claim_of(message).tracker
-    redeliveries = tracker.redeliveries if isinstance(tracker, AtLeastOnce) else None
-    return redeliveries is not None and message.offset in redeliveries.posted
-
-
 def put_back(message: Message[Any, Any], delay_s: float = 0.0) -> None:
     """Gives back a message that is queued for its handler, without counting a delivery."""
     message._delivered.put_back(message._index, message._raw, delay_s)

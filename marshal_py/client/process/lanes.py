@@ -308,6 +308,11 @@ class Lanes:
         working = [lane.working for lane in self._busy() if lane.working is not None]
         return [message for message in working if claim_of(message).sealed]
 
+    def working_of(self, claim: Claim) -> list[AnyMessage]:
+        """Returns the messages of a claim that work."""
+        busy = [lane for lane in self._busy() if lane.working is not None and claim_of(lane.working) is claim]
+        return [message for lane in busy for message in (lane.working, *lane.beside) if message is not None]
+
     def abandon(self, message: AnyMessage) -> None:
         """Has the lane of a message that works go on, as if its handler had returned."""
         old = self._of_message[id(message)]

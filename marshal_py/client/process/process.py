@@ -232,17 +232,21 @@ class Process(Running[K_co, V_co]):
         processing, single = self._processing, self._processing.settings.batch is None
         while not processing.over:
             if not single:
+                processing.reopen()
                 with processing.changed:
                     if wait_s := processing.batch_due_s():
                         processing.changed.wait(wait_s)
                         continue
-            given, shut = processing.begin() if single else processing.begin_batch()
+                if batch := processing.begin_batch():
+                    return batch
+                continue
+            given, shut = processing.begin()
             if given:
                 return given
             with processing.changed:
                 if shut:
                     processing.changed.wait(SHUT_S)
-                elif single and not processing.ready():
+                elif not processing.ready():
                     processing.changed.wait(IDLE_S)
         return None
 
@@ -447,11 +451,9 @@ class AsyncProcess(Running[K_co, V_co]):
 
     def _next(self) -> Any:
         """Takes the next message or batch. If something waits for its gate alone, a task looks again soon."""
-        given: Any
-        if self._single:
-            given, shut = self._processing.begin()
-        else:
-            given, shut = self._processing.begin_batch() if self._due() else (None, False)
+        if not self._single:
+            return self._processing.begin_batch() if self._due() else None
+        given, shut = self._processing.begin()
         if shut and not given:
             self._look_again(SHUT_S)
         return given
@@ -460,6 +462,7 @@ class AsyncProcess(Running[K_co, V_co]):
         """Returns whether what is ready need not wait for more. If a batch has to, this looks again when it is due."""
         if self._single:
             return True
+        self._processing.reopen()
         with self._processing.changed:
             wait_s = self._processing.batch_due_s()
         if 0 < wait_s < IDLE_S:

@@ -31,7 +31,6 @@ from marshal_py.client.messages.message import (
     Message,
     begin,
     claim_of,
-    goes_to_letters,
     is_done,
     put_back,
     queue,
@@ -41,7 +40,7 @@ from marshal_py.client.messages.message import (
 )
 from marshal_py.client.process.lanes import AnyMessage, Lane, LaneKey, Lanes, comes_alone, first_of
 from marshal_py.client.receiving import Receiving
-from marshal_py.client.values.info import HandlerTimes, LaneInfo, ProcessStats
+from marshal_py.client.values.info import HandlerTimes, LaneInfo, ProcessStats, oldest_unfinished_ms
 from marshal_py.client.values.options import ConsumerOptions
 from marshal_py.client.values.requests import check_timeout
 from marshal_py.errors import InvalidOption, NeedsAtLeastOnce
@@ -372,6 +371,7 @@ class Processing(Generic[K_co, V_co]):
         self._begun_s: dict[int, float] = {}  # by id of a message that a handler has: since when
         self._at_work_s: dict[tuple[int, int], float] = {}  # by epoch and offset: when its handler last said so
         self._finished = self._retried = self._ended = 0
+        self._terminated: set[int] = set()  # by id: messages that work, whose handler has called `term`
         self._counted_out: deque[AnyMessage] = deque()  # dead letters before they were delivered; not yet marked
         self._times = HandlerTimes()
         # By claim: the offset at its position, since when it is there, the age at which that is reported next.
@@ -381,6 +381,7 @@ class Processing(Generic[K_co, V_co]):
         batch = settings.batch
         self._of_batches = (1, 0.0) if batch is None else (batch.size, batch.wait_s)
         self._batches = 0  # in work
+        self._taking = False  # a worker takes the next one
         self._filling_since: float | None = None  # since when messages wait for the next batch to be full
         self._pid = os.getpid()
         watch_forks(self)
@@ -471,6 +472,8 @@ class Processing(Generic[K_co, V_co]):
                     continue
                 self._lanes.add(key, message)
             self.changed.notify(len(messages))
+            if self.settings.batch is not None:
+                self.batch_due_s()  # its `wait_s` begins now, also while all workers have one
         for before, message in behind:
             self._put_behind(before, [message])
 
@@ -502,8 +505,7 @@ class Processing(Generic[K_co, V_co]):
 
     def begin(self) -> tuple[Message[K_co, V_co] | None, bool]:
         """Returns the next message for a handler, or None; and whether one waits only because its gate is shut."""
-        if self._lanes.shut:
-            self._reopen()
+        self.reopen()
         while True:
             self._worked_at = self._monotonic()
             with self._context.lock, self._lock:
@@ -516,8 +518,10 @@ class Processing(Generic[K_co, V_co]):
             if begins is False:
                 self._pass_over(message)
 
-    def _reopen(self) -> None:
+    def reopen(self) -> None:
         """Has the lanes of claims begin again whose gate has opened, or which are over."""
+        if not self._lanes.shut:
+            return
         with self._context.lock, self._lock:
             now, member, paused = self._context.clock.now(), self._driver.member, self._queue.user_paused
             for claim in list(self._lanes.shut):
@@ -559,7 +563,7 @@ class Processing(Generic[K_co, V_co]):
         `process` (None: as `retry_on` says). So does one that is raised here, as by an error that cannot be written as
         text."""
         try:
-            if error is None and goes_to_letters(message):  # its handler has called `term`; an ack would take it back
+            if error is None and id(message) in self._terminated:  # an ack might take its dead letter back
                 self._is_dead(message, ended=True)
             elif error is None:
                 self._finish(message, finished=message.ack())
@@ -596,32 +600,47 @@ class Processing(Generic[K_co, V_co]):
     # --- handling batches
 
     def batch_due_s(self) -> float:
-        """Returns after how many seconds a worker looks for a batch again; 0: it is due. With `changed` held."""
+        """Returns after how many seconds a worker looks for a batch again; 0: it is due. With `changed` held, and after
+        `reopen`."""
         (size, wait_s), lanes = self._of_batches, self._lanes
+        if self._taking:
+            return IDLE_S
         count = lanes.takeable(size)
         if not count:
             self._filling_since = None
-            return 0.0 if lanes.shut else IDLE_S
+            return SHUT_S if lanes.shut else IDLE_S
         now_s = self._monotonic()
         if self._filling_since is None:
             self._filling_since = now_s
         if count >= size or self.draining:
             return 0.0
-        return min(IDLE_S, max(0.0, self._filling_since + wait_s - now_s))
+        return min(SHUT_S if lanes.shut else IDLE_S, max(0.0, self._filling_since + wait_s - now_s))
 
-    def begin_batch(self) -> tuple[list[Message[K_co, V_co]], bool]:
-        """Returns the messages of the next batch, none if none may begin, and as `begin` does.
+    def begin_batch(self) -> list[Message[K_co, V_co]]:
+        """Returns the messages of the next batch, none if none is due or may begin. One worker takes at a time: two
+        would each take a part of what is there.
 
         Of a lane they are in a row, so that other workers find other lanes.
         """
-        if self._lanes.shut:
-            self._reopen()
+        self.reopen()
+        with self._lock:
+            if self.batch_due_s():
+                return []
+            self._taking = True
+        try:
+            return self._take_batch()
+        finally:
+            with self._lock:
+                self._taking = False
+                if not self.batch_due_s():
+                    self.changed.notify()
+
+    def _take_batch(self) -> list[Message[K_co, V_co]]:
         batch: list[Message[K_co, V_co]] = []
-        (size, _), shut, alone = self._of_batches, False, False
+        (size, _), alone = self._of_batches, False
         while len(batch) < size and not alone:
             self._worked_at = self._monotonic()
             with self._context.lock, self._lock:
-                shut = bool(self._lanes.shut)
                 message = None if self.over else (self._lanes.join(batch[-1]) if batch else None) or self._lanes.next()
                 if message is None:
                     break
@@ -641,7 +660,7 @@ class Processing(Generic[K_co, V_co]):
             with self._lock:
                 self._batches += 1
                 self._filling_since = None
-        return sorted(batch, key=lambda one: (one.topic, one.partition, one.offset)), shut
+        return sorted(batch, key=lambda one: (one.topic, one.partition, one.offset))
 
     def settle_batch(
         self,
@@ -725,6 +744,7 @@ class Processing(Generic[K_co, V_co]):
             self._lanes.done(message)
 
     def _returned(self, message: AnyMessage) -> None:
+        self._terminated.discard(id(message))
         self._worked_at = now_s = self._monotonic()
         begun_s = self._begun_s.pop(id(message), None)
         if begun_s is not None and self.settings.batch is None:
@@ -799,6 +819,7 @@ class Processing(Generic[K_co, V_co]):
             for claim in self._driver.member.claims.values():
                 tracker = claim.tracker
                 assert isinstance(tracker, AtLeastOnce)  # check_settings
+                claim.settle()
                 first = tracker.first_taken()
                 if first is None or not tracker.finished_above:
                     continue
@@ -879,6 +900,13 @@ class Processing(Generic[K_co, V_co]):
         if self.settings.after_dead_letter == "key":
             self._counted_out.append(message)
 
+    def terminated(self, claim: Claim, offsets: Sequence[int]) -> None:
+        """Notes that handlers have ended their messages by `term`. Called with the Marshal's lock held."""
+        with self._lock:
+            for message in self._lanes.working_of(claim):
+                if message.offset in offsets:
+                    self._terminated.add(id(message))
+
     def silent_s(self) -> float:
         """Returns for how many seconds no handler has begun, returned or said that it is at work (`in_progress`) while
         all workers have one; 0 if not all have.
@@ -908,9 +936,8 @@ class Processing(Generic[K_co, V_co]):
     def stats(self) -> ProcessStats:
         with self._context.lock:
             now_ms = self._context.clock.now().mono_ms
-            trackers = [claim.tracker for claim in self._driver.member.claims.values()]
-            first = [one.first_taken() for one in trackers if isinstance(one, AtLeastOnce)]
-        oldest_ms = max((now_ms - one[0] for one in first if one is not None), default=0)
+            claims = self._driver.member.claims.values()
+            oldest_ms = max((oldest_unfinished_ms(claim, now_ms) for claim in claims), default=0)
         with self._lock:
             lanes, times = self._lanes, self._times
             waiting_for = lanes.waiting_for(self.settings.batch is not None)
@@ -924,7 +951,7 @@ class Processing(Generic[K_co, V_co]):
                 self._retried,
                 self._ended,
                 waiting_for,
-                max(0, oldest_ms) / 1000,
+                oldest_ms / 1000,
                 tuple(times.counts),
                 times.sum_s,
             )

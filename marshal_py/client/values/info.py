@@ -121,6 +121,14 @@ def awaited(claim: Claim) -> int:
     return claim.tracker.awaited if isinstance(claim.tracker, AtLeastOnce) else 0
 
 
+def oldest_unfinished_ms(claim: Claim, now_ms: int) -> int:
+    """Returns for how long the program has had the lowest unfinished message of the claim; 0 without one, and in
+    at-most-once mode. `now_ms`: monotonic."""
+    claim.settle()
+    first = claim.tracker.first_taken() if isinstance(claim.tracker, AtLeastOnce) else None
+    return 0 if first is None else max(0, now_ms - first[0])
+
+
 class LaneInfo(Struct, frozen=True):
     """A lane with unfinished messages. `key`: what names it; None in a lane of a partition or of messages
     without a key. `offset`: its first unfinished message. `waiting`: how many messages wait in it. `state`: "working",

@@ -885,9 +885,7 @@ class Releases:
                 self._more = True
                 break
             if claim.phase is ClaimPhase.DRAINING and claim.drained(now.mono_ms):
-                claim.seal(ClaimPhase.RELEASING)
-                claim.sealed_ms = now.mono_ms
-                claim.released_position = claim.position()
+                claim.seal_for_release(now.mono_ms)
                 if claim.successor == NONE and member.leaving:
                     successors = self.candidacy.successors(group) if successors is None else successors
                     claim.successor = successors.get(claim.tp, NONE)
