@@ -498,21 +498,36 @@ def _sticky(group: Group, members: Sequence[str], order: Sequence[int]) -> dict[
 def of_members(group: Group, order: Sequence[int]) -> dict[TopicPartition, Line]:
     """Returns the sessions that may claim each partition: those of its member name that consume the topic. The first is
     active, the next one if that has claims_max partitions."""
-    owners = names(group, order)
-    of_members: dict[tuple[str, str], tuple[int, ...]] = {}
+    of_name: dict[str, list[TopicPartition]] = {}
+    for tp, name in names(group, order).items():
+        of_name.setdefault(name, []).append(tp)
+    sessions: dict[str, dict[int, tuple[str, ...]]] = {}  # by name, in their order, with the topics that they consume
     for sid in order:
         join = group.sessions[sid].join
-        for topic in consumed(join.topics, group.topics):
-            of_members[join.member, topic] = (*of_members.get((join.member, topic), ()), sid)
+        sessions.setdefault(join.member, {})[sid] = consumed(join.topics, group.topics)
     found: dict[TopicPartition, Line] = {}
-    room = {sid: group.sessions[sid].join.claims_max or UNLIMITED for sid in order}
-    for tp in sorted(owners, key=lambda tp: (owner_of(group, tp) == NONE, tp)):  # what has an owner keeps it
-        line = of_members.get((owners[tp], tp.topic), ())
-        first = next((sid for sid in line if room[sid]), None)
-        if first is not None:
-            room[first] -= 1
-            found[tp] = line if line[0] == first else (first, *(sid for sid in line if sid != first))
+    for name, left in of_name.items():
+        lines: dict[str, Line] = {}
+        for sid, topics in sessions.get(name, {}).items():
+            for topic in topics:
+                lines[topic] = (*lines.get(topic, ()), sid)
+        later = set(sessions.get(name, ()))
+        for sid, topics in sessions.get(name, {}).items():
+            later.discard(sid)
+            fit = [(_rank_of(group, tp, sid, later), tp) for tp in left if tp.topic in topics]
+            first = {tp for _, tp in sorted(fit)[: group.sessions[sid].join.claims_max or UNLIMITED]}
+            for tp in first:
+                found[tp] = (sid, *(other for other in lines[tp.topic] if other != sid))
+            left = [tp for tp in left if tp not in first]
     return found
+
+
+def _rank_of(group: Group, tp: TopicPartition, session: int, later: Container[int]) -> int:
+    """Returns 0 for a partition that the session has (it owns it, or it is free and was released for it), 1 for one
+    that none of the `later` ones has, 2 for theirs."""
+    known = group.partitions.get(tp)
+    has = NONE if known is None else known.owner if known.owner != NONE else known.successor
+    return 0 if has == session else 1 if has not in later else 2
 
 
 # --- Policy `topic`: each topic has one consumer, which has all of its partitions or none (PROTOCOL.md A9).

@@ -31,6 +31,8 @@ def claim(topic: str, partition: int) -> ClaimingPartition:
         ([Topology(A, 2, -1), claim(A, 0), Topology(B, 2, -1), claim(B, 1)], {B}),
         ([Topology("other", 2, -1)], set()),
         ([GroupConfig(-1, mode=1)], set()),
+        ([GroupConfig(-1, mode=1), JOIN], set()),
+        ([GroupConfig(-1, mode=1), JOIN, Heartbeat(2, 1)], {A, B}),
     ],
 )
 def test_which_topics_are_later(records: list[Record], later: set[str]) -> None:

@@ -11,6 +11,7 @@ from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError, ModeMisma
 from marshal_py.protocol.claims import AtMostOnce, ClaimPhase
 from marshal_py.protocol.member.member_state import MIRROR_MS, Wanted
 from marshal_py.protocol.member.rebalance import GRANT_PACE_MS
+from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
@@ -21,6 +22,7 @@ from marshal_py.protocol.wire.records import (
     Join,
     Leave,
     MessageRange,
+    Move,
     Note,
     ReleaseGroup,
     ReleasingPartition,
@@ -588,6 +590,31 @@ def test_accepted_positions_are_mirrored() -> None:
     a.member.leave(a.now, "bye", 0)
     cluster.run(THIRD_MS)
     assert a.mirrored[-1][1] == {tp(0): 7}, "the released position, for consumers without Marshal"
+
+
+def test_who_claims_a_partition_again_mirrors_its_position_again() -> None:
+    """D7: another owner has committed a later one, and an admin has moved it back since."""
+    cluster = VirtualCluster(partitions=1)
+    a = cluster.add("a")
+    a.starts[tp(0)], a.ends = 100, 1_000
+    cluster.run(2 * MIRROR_MS)
+    assert [what for _, what in a.mirrored] == [{tp(0): 100}]
+    b = cluster.add("b")
+    cluster.run(3 * I)
+    cluster.must(StepDown(a.session, NONE))
+    cluster.run(3 * I)
+    assert cluster.owners() == {0: "b"}
+    b.deliver(b.claim(0), *range(100, 200)).finish_range(0, 100)
+    cluster.run(2 * MIRROR_MS)
+    assert b.mirrored[-1][1] == {tp(0): 200}
+    pause = cluster.must(ReleaseGroup(NONE, NONE, 600_000, by="ops"))
+    cluster.run(2 * I)
+    cluster.kill(b)
+    cluster.must(SetPosition(pause, (Move(TOPIC, 0, cluster.partition(0).version, 100),), True, "ops"))
+    cluster.run(6 * I + 2 * MIRROR_MS)
+    assert cluster.owners() == {0: "a"}
+    assert [what for _, what in a.mirrored][-1] == {tp(0): 100}
+    assert len(a.mirrored) == 2
 
 
 def test_an_evicted_owner_mirrors_nothing() -> None:

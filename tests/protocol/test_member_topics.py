@@ -357,3 +357,15 @@ def test_a_member_leaves_with_parked_partitions() -> None:
     assert not a.alive
     assert cluster.records(Leave)
     assert parked(cluster) == dict.fromkeys(range(4), RECREATED)
+
+
+def test_what_was_fetched_ahead_is_dropped_where_the_log_is_read_again() -> None:
+    """N11: the member that joins again knows nothing of it, and it would stay assigned."""
+    cluster = VirtualCluster(partitions=4)
+    cluster.team("a")
+    b = cluster.add("b")
+    b.prefetch_succeeds = False
+    cluster.run(2 * INTERVAL_MS)
+    ahead = [at for at, _ in b.prefetched]
+    assert len(ahead) == 2
+    assert b.member.detach().stop_prefetch == ahead

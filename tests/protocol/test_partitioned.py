@@ -14,7 +14,7 @@ from marshal_py.errors import InvalidOption
 from marshal_py.protocol.fold.world import Group
 from marshal_py.protocol.member import group_settings
 from marshal_py.protocol.member.member_state import MemberOptions
-from marshal_py.protocol.member.waiting import why_idle
+from marshal_py.protocol.member.waiting import standstills, why_idle
 from marshal_py.protocol.policy import RESTRICTED, block_owners, candidate_order, names
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import GroupConfig, Mapping, ReleasingPartition, StepDown
@@ -167,6 +167,31 @@ def test_a_mapping_is_obeyed_and_a_full_consumer_gives_way_to_its_standby() -> N
 # --- running members
 
 
+@pytest.mark.parametrize("policy", ["members", "blocks"])
+@pytest.mark.parametrize("how", ["step-down", "rank"])
+def test_a_first_one_with_few_places_gets_them_and_then_nothing_moves(policy: str, how: str) -> None:
+    """A7: what was released for it is its own. Otherwise the owner of the others takes it back, without end."""
+    cluster = cluster_of(partitions=4, policy=policy, members=("m1",))
+    last = cluster.add("last", member="m1", rank=int(how == "rank"))
+    cluster.run(9 * INTERVAL_MS)
+    first = cluster.add("first", member="m1", claims_max=2)
+    cluster.run(9 * INTERVAL_MS)
+    if how == "step-down":
+        cluster.must(StepDown(last.session, NONE))
+        cluster.run(9 * INTERVAL_MS)
+    written = len(cluster.verdicts)
+    assert (len(first.owned), len(last.owned)) == (2, 2)
+    cluster.run(20 * INTERVAL_MS)
+    assert [*cluster.records(ReleasingPartition, written)] == []
+
+
+def test_a_new_topic_of_a_lower_name_moves_nothing_of_another() -> None:
+    """A7: a session keeps what it has before it takes what nobody has."""
+    group = group_of({"alpha": 1, "zeta": 1}, [{"member": "a", "claims_max": 1}] * 2, {("zeta", 0): 1})
+    group.config = GroupConfig(NONE, policy="members", max_members=2, members=("a",))
+    assert lines(group) == {TopicPartition("alpha", 0): [2, 1], TopicPartition("zeta", 0): [1, 2]}
+
+
 def cluster_of(*, partitions: int = 6, policy: str = "members", **settings: object) -> VirtualCluster:
     cluster = VirtualCluster(partitions=partitions)
     settings.setdefault("max_members", partitions)
@@ -194,6 +219,16 @@ def test_a_standby_says_for_whom_it_stands_by_and_when_the_next_one_takes_over()
     cluster.kill(first)
     cluster.run(4 * INTERVAL_MS)
     assert (standby.owned, why_idle(standby.member)) == ({0, 1, 2}, "")
+
+
+def test_who_works_for_a_member_beyond_max_members_is_told_so() -> None:
+    """The first names count (A7); to add the name once more would change nothing."""
+    cluster = cluster_of(max_members=2, members=("m1", "m2", "m3"))
+    cluster.add("third", member="m3")
+    cluster.run(INTERVAL_MS)
+    (found,) = [one for one in standstills(cluster.group) if one.cause == "unlisted"]
+    assert found.text == "'third' gets no partition: member 'm3' is beyond max_members"
+    assert found.advice == "2 members count: m1, m2. To have others, marshal groups update billing --drop-member NAME"
 
 
 def test_a_standby_of_an_open_policy_names_all_whom_it_stands_by_for() -> None:
@@ -382,7 +417,7 @@ def test_which_policies_may_replace_each_other(before: str, after: str, allowed:
     if allowed:
         group_settings.check_change("billing", old, 0, new)
         return
-    with pytest.raises(InvalidOption, match=r"for its whole life|exists with no policy"):
+    with pytest.raises(InvalidOption, match=r"for its whole life|exists with (no|the) policy"):
         group_settings.check_change("billing", old, 0, new)
 
 

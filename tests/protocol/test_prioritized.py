@@ -163,7 +163,7 @@ def test_the_policy_is_for_the_groups_whole_life(before: str) -> None:
     cannot switch between different policies."
     """
     for old, new in ((GroupConfig(NONE, policy=before), CONFIG), (CONFIG, GroupConfig(NONE, policy=before))):
-        with pytest.raises(InvalidOption, match=r"for its whole life|exists with no policy"):
+        with pytest.raises(InvalidOption, match=r"for its whole life|exists with (no|the) policy"):
             group_settings.check_change("billing", old, 0, new)
     with pytest.raises(InvalidOption, match="has the priority_groups jobs for its whole life"):
         group_settings.check_change("billing", CONFIG, 0, GroupConfig(NONE, policy=POLICY, priority_groups=("other",)))

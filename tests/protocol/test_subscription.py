@@ -93,6 +93,22 @@ def test_a_topic_that_appears_is_shared_and_nothing_else_moves() -> None:
     assert len(list(cluster.records(Topology))) == 2
 
 
+def test_who_has_not_found_a_topic_is_handed_none_of_it() -> None:
+    """A13, A3: its owner would release what nobody may claim, and take it back, again and again."""
+    cluster = VirtualCluster()
+    (first,) = cluster.team("a", topics=PATTERN, counts={A: 4})
+    second = cluster.add("b", topics=PATTERN, counts={})
+    cluster.run(3 * INTERVAL_MS)
+    assert (owned(first), second.prefetched) == ({A: 4}, [])
+    assert [*cluster.records(ReleasingPartition)] == []
+    cluster.kill(first)
+    cluster.run(4 * INTERVAL_MS)
+    assert owned(second) == {}, "nor what an evicted one had"
+    found(second, orders_a=4)
+    cluster.run(3 * INTERVAL_MS)
+    assert owned(second) == {A: 4}
+
+
 def test_a_topology_of_another_member_asks_for_a_look() -> None:
     """A13: so that a topic is not found later by each member."""
     cluster = VirtualCluster()

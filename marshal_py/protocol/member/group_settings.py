@@ -178,10 +178,9 @@ def _said(field: str, config: GroupConfig) -> object:
 
 def _for_life(group: str, config: GroupConfig | None, field: str) -> str:
     """Returns what a group has for its whole life, in words. `config`: None if it has no settings."""
-    if config is None or (field == "policy" and not config.policy):
-        return (
-            f"group {group!r} exists with no policy in its settings, so it can have {' or '.join(OWN_POLICIES)} alone"
-        )
+    if config is None or (field == "policy" and (not config.policy or policy_of(config).own)):
+        has = f"the policy {config.policy}" if config is not None and config.policy else "no policy in its settings"
+        return f"group {group!r} exists with {has}, so it can have {' or '.join(OWN_POLICIES)} alone"
     has = getattr(config, field)
     return f"group {group!r} has the {field} {', '.join(has) if isinstance(has, tuple) else has} for its whole life"
 

@@ -263,6 +263,7 @@ class Member(MemberState):
         there."""
         for claim in list(self.claims.values()):
             self.lose(claim, "history truncated")
+        self.rebalancer.stop_prefetch(self.out)
         if self.session != NONE:
             self.orphaned_sessions[self.session] = -self.options.interval_ms
         self.session, self.join_sent = NONE, None
@@ -752,6 +753,7 @@ class Member(MemberState):
         if group.config is not None and group.config.lag_weighted:
             claim.end_before = partition.position + partition.lag
         self.claims[verdict.offset] = claim
+        self._mirrored.pop(tp, None)  # others have committed since
         unfit = self.topics.unfit(group, tp)
         covered = self.candidacy.owns_cover(group, tp)
         if unfit or self.leaving or self.rebalancer.backs_off(tp) or not covered:

@@ -219,9 +219,15 @@ def found_later(group: Group | None, topics: tuple[str, ...], found: Sequence[st
     if group is None:
         return frozenset()
     named, known = names_of(topics), group.topics
-    joined = bool(group.mode) and (group.config is None or not group.config.mode) and group.pause_change == NONE
+    # A Join gives the group its mode, unless its settings name one: then only live sessions show that somebody joined.
+    joined = bool(group.sessions) or (bool(group.mode) and not (group.config is not None and group.config.mode))
     # A member reports what it has found before its first heartbeat.
-    waited = joined and not known and all(session.extended > session.id for session in group.sessions.values())
+    waited = (
+        joined
+        and group.pause_change == NONE
+        and not known
+        and all(session.extended > session.id for session in group.sessions.values())
+    )
     began = waited or any(topic in known for topic in found)
     claimed = sorted((p.version, tp.topic) for tp, p in group.partitions.items() if p.version != NONE)
 
@@ -659,7 +665,7 @@ class Rebalancer:
         wanted = list(due.items())
         for tp in seen.mine if evicted else ():
             known = group.partitions.get(tp)
-            if known is not None and known.owner in evicted:
+            if known is not None and known.owner in evicted and tp.topic in self.topics.own:
                 wanted.append((tp, known.version))
         last, claims_max = len(out.send) + SENT_AT_ONCE, self.member.options.claims_max
         for tp, observed in wanted:
@@ -752,14 +758,18 @@ class Rebalancer:
         return frozenset(session.ready)
 
     def _prefetch(self, group: Group, out: Ready) -> None:
-        """Has the driver fetch ahead what the target gives here and others own (A3), and nothing else."""
+        """Has the driver fetch ahead what the target gives here and others own (A3), and nothing else: of a topic that
+        this member may claim (A13, D10), or its owner hands over what then lies idle."""
         taking, me = self.candidacy.taking if self._may_claim() else [], self.member.session
         if not taking and not self._prefetching:
             return
         wanted = {
             tp: owned.position
             for tp in taking
-            if (owned := group.partitions[tp]).owner not in (NONE, me) and not self.backs_off(tp)
+            if (owned := group.partitions[tp]).owner not in (NONE, me)
+            and not self.backs_off(tp)
+            and tp.topic in self.topics.own
+            and not self.topics.is_unknown(tp.topic)
         }
         for tp in [tp for tp in self._prefetching if tp not in wanted]:
             known = group.partitions.get(tp)

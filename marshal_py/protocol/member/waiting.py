@@ -348,6 +348,12 @@ def _partitioned(group: Group) -> Iterator[Standstill]:
         member = session.join.member
         if member not in members:
             text = f"{session.join.client_id!r} gets no partition: member {member!r} is not in the group's list"
+            if member in config.members:  # sorted, of which the first ones count
+                text = f"{session.join.client_id!r} gets no partition: member {member!r} is beyond max_members"
+                advice = f"{config.max_members} members count: {first_of(members, NAMED_MAX)}. To have others, "
+                advice += f"marshal groups update {quote(group.name)} --drop-member NAME"
+                yield Standstill("unlisted", text, advice, sessions=(session.id,))
+                continue
             change = f"marshal groups update {quote(group.name)} --add-member {quote(member)}"
             if config.mappings:
                 change = f"marshal groups update {quote(group.name)} --map {quote(member)}=PARTITIONS{ALL_MAPPINGS}"
