@@ -15,17 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from marshal_py.admin.plans import change
 from marshal_py.admin.plans.change import ConfigPlan, DeletionPlan, Edit, ShrinkPlan
-from marshal_py.admin.plans.impact import (
-    Impact,
-    Row,
-    check_pause,
-    finished_of,
-    of_shrink,
-    owners_of,
-    parked_of,
-    preview,
-    rows_of,
-)
+from marshal_py.admin.plans.impact import Impact, Row, check_pause, of_shrink, owners_of, parked_of, preview, rows_of
 from marshal_py.admin.plans.operation import Author, GroupContext, OperationRunner, Terms, Watcher, author_here
 from marshal_py.admin.plans.pause import PausePlan, ResumePlan
 from marshal_py.admin.plans.position import PositionPlan, PositionResolver, Target, check_size, target_of
@@ -132,11 +122,10 @@ class Group:
     def runner(self, founding: bool = False) -> Iterator[OperationRunner]:
         """Opens a connection to the group's log for this context (or `connected`). Raises GroupMissing, but for
         `founding`."""
-        if self._kept is not None:
-            self._kept.refresh()
+        author = (self._author or author_here())._replace(key=self._key)
+        if self._kept is not None and self._kept.begin_again(author):
             yield self._checked(self._kept, founding)
             return
-        author = (self._author or author_here())._replace(key=self._key)
         opened = OperationRunner(self._transport, self._topic, self.name, self._timeout_s, author)
         if self._connections is not None:
             self._kept = self._connections.enter_context(opened)
@@ -405,14 +394,14 @@ class Group:
                 return Moved(rows, recreated=recreated, refused=_refused(runner.context, terms))
             resolver.check()
             group = _state(runner)
-            owners, parked, finished = owners_of(group), parked_of(group), finished_of(group)
+            owners, parked = owners_of(group), parked_of(group)
             plan = PositionPlan(
                 runner.context, resolver.tps, terms, stay_paused=stay_paused, recreated=resolver.recreated
             )
             runner.run(plan, watcher, resolver.positions)
             assert plan.moved is not None  # the runner raises an error if it was not moved
             after = {TopicPartition(move.topic, move.partition): move.position for move in plan.moved.moves}
-            rows = rows_of(owners, plan.before, after, resolver.firsts, parked, finished)
+            rows = rows_of(owners, plan.before, after, resolver.firsts, parked, plan.finished)
             return Moved(rows, plan.moved_at, plan.token, recreated)
 
     def positions(self) -> dict[TopicPartition, int]:

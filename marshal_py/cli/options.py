@@ -44,7 +44,7 @@ _PARAMETER: Final = "options"
 def check_time(text: str | None) -> str | None:
     """Returns the text of a TIME option unchanged. Any text that is no time ends in exit code 2."""
     try:
-        since_of(text)
+        time_of(since_of(text))
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is no time like 2026-01-31T12:00:00Z, 14:05 or -5m") from error
     return text
@@ -365,7 +365,7 @@ def settings_of(servers: str | None, config: Path | None) -> dict[str, Any]:
 
 def read_properties(path: Path) -> dict[str, str]:
     """Reads a file with `key=value` on each line. Empty lines, and lines that begin with # or !, are left out. For any
-    other line the command ends with exit code 2."""
+    other line, or a file that is not in UTF-8, the command ends with exit code 2."""
     found = {}
     for number, text in _lines(path):
         key, equals, value = text.partition("=")
@@ -377,7 +377,10 @@ def read_properties(path: Path) -> dict[str, str]:
 
 def _lines(path: Path | None) -> Iterator[tuple[int, str]]:
     """Yields the lines of a properties file that say something, with their numbers."""
-    lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{path}: not in UTF-8: {error.reason}") from error
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if text and text[0] not in "#!":

@@ -27,6 +27,7 @@ from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.rationalizer import Outcome, Verdict
 from marshal_py.protocol.fold.world import Group, Span, World
 from marshal_py.protocol.member.advisory import PROBE
+from marshal_py.protocol.member.group_settings import SETTINGS
 from marshal_py.protocol.member.member import Member
 from marshal_py.protocol.member.waiting import unserved
 from marshal_py.protocol.wire.identity import NONE, TopicPartition
@@ -581,7 +582,7 @@ def is_quiet(group: Group | None, quiet_ms: int) -> bool:
 
 def _snapshot(world: World, name: str) -> _Snapshot:
     group = world.groups.get(name) or Group(name)
-    config = group.config
+    config = group.config or GroupConfig(NONE)
     return _Snapshot(
         at_offset=world.next_offset - 1,
         sessions=_clients(group),
@@ -590,8 +591,10 @@ def _snapshot(world: World, name: str) -> _Snapshot:
             "mode": MODE_NAMES[group.mode],
             "paused": group.paused,
             "deleted": group.deleted,
-            "policy": config.policy if config is not None else "",
-            "on_topic_recreated": config.on_topic_recreated if config is not None else "",
+            "policy": config.policy,
+            "on_topic_recreated": config.on_topic_recreated,
+            **{name: read(config) for name, read in SETTINGS.items()},
+            "admin_keys": [key.hex() for key in config.admin_keys],
             "topics": {topic: state.count for topic, state in sorted(group.topics.items())},
             "topic_ids": {topic: state.id for topic, state in sorted(group.topics.items())},
         },
@@ -615,8 +618,8 @@ class Differing(NamedTuple):
 
 
 def plain_state(group: Group | None, entries_max: int) -> dict[str, dict[str, Any]]:
-    """Returns the fields by entry ("session 41") of a group, its topics, sessions and partitions; {} without one. At
-    most `entries_max` sessions, the oldest, and partitions, the first."""
+    """Returns all that the digest covers (G3), by entry ("session 41") and field, of a group, its topics, sessions and
+    partitions; {} without one. At most `entries_max` sessions, the oldest, and partitions, the first."""
     if group is None:
         return {}
     found: dict[str, dict[str, Any]] = {
@@ -627,10 +630,16 @@ def plain_state(group: Group | None, entries_max: int) -> dict[str, dict[str, An
             "config_offset": group.config_offset,
             "config": f"{group.config_hash:016x}",
             "opaque_at": group.opaque_at,
+            "deleted_at": group.deleted_at,
         }
     }
     for name, topic in sorted(group.topics.items()):
-        found[f"topic {name}"] = {"count": topic.count, "first_count": topic.first_count, "offset": topic.offset}
+        found[f"topic {name}"] = {
+            "count": topic.count,
+            "first_count": topic.first_count,
+            "offset": topic.offset,
+            "id": topic.id,
+        }
     for _, session in sorted(group.sessions.items())[:entries_max]:
         found[f"session {session.id}"] = {
             "client_id": session.join.client_id,
@@ -638,9 +647,12 @@ def plain_state(group: Group | None, entries_max: int) -> dict[str, dict[str, An
             "extended": session.extended,
             "mark": session.mark,
             "ready": list(session.ready),
+            "sequence": session.sequence,
+            "idle_ms": session.idle_ms,
         }
     for tp, partition in sorted(group.partitions.items())[:entries_max]:
-        found[f"partition {tp}"] = {name: getattr(partition, name) for name in PARTITION_FIELDS}
+        fields = {name: getattr(partition, name) for name in PARTITION_FIELDS}
+        found[f"partition {tp}"] = {**fields, "progress": partition.progress.hex()}
     return found
 
 
@@ -659,7 +671,7 @@ def differences(
     entries = held.keys() | log.keys() if whole else held.keys()
     for entry in sorted(entries):
         mine, other = held.get(entry, {}), log.get(entry, {})
-        for field in dict.fromkeys([*mine, *other]):
+        for field in mine or other:
             if mine.get(field) != other.get(field):
                 yield Differing(entry, field, mine.get(field), other.get(field))
 

@@ -219,7 +219,9 @@ class Pace:
                     )
                     continue
                 samples = known.samples
-                if now_ms - samples[-2] >= SAMPLE_MS:
+                if now.position < known.position:  # what was granted and not handled was given back (F6.3)
+                    samples = known.samples = array("q", (now_ms, now.position))
+                elif now_ms - samples[-2] >= SAMPLE_MS:
                     samples.extend((now_ms, now.position))
                     while samples[0] < now_ms - WINDOW_MS:
                         del samples[:2]

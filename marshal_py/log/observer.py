@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import Final, NamedTuple, TypeVar
 
-from marshal_py.errors import HistoryTruncated
+from marshal_py.errors import HistoryTruncated, TopicRecreated
 from marshal_py.history.advisories import Advisories
 from marshal_py.log import replay
 from marshal_py.log.reader import READ_TIMEOUT_S, LogReader
@@ -114,9 +114,14 @@ class Observer:
         confirmed snapshot (N9). `since_ms` (since 1970) or, if fewer, `records_max` in all logs: from one that leaves
         none of these out. If these are fewer, `look` gets, before any record, the world of a snapshot soon after
         `since_ms`, and its time. `back`: every record there is. `until_ms`: only what was written by then. A second
-        call continues: iterate to the end. Raises HistoryTruncated (N10)."""
+        call continues: iterate to the end. Raises HistoryTruncated (N10), and TopicRecreated in a second call."""
         self.as_of_ms = SystemClock().now().wall_ms
         found = self.bounds(self.logs_of(group))
+        if self.worlds and until_ms is None:
+            self._reader.check_topic()
+            for log, each in found.items():
+                if each.end < self._next.get(log, 0):
+                    raise TopicRecreated(log, f"a record at offset {self._next[log] - 1}", f"an end at {each.end}")
         if until_ms is not None:
             later = self.first_since(found, until_ms + 1)
             found = {log: Bounds(each.first, min(each.end, later[log])) for log, each in found.items()}
@@ -315,7 +320,7 @@ class Observer:
 
     def follow(self, group: str | None = None, back: bool = False) -> Iterator[Judged | None]:
         """Yields what `read` yields, then every new record, without end; None after each poll, so that the caller can
-        stop."""
+        stop. Raises TopicRecreated."""
         yield from self.read(group, back)
         logs = self.logs_of(group)
         for log in logs:
@@ -325,6 +330,7 @@ class Observer:
                 if record.log in logs:
                     self._next[record.log] = record.offset + 1
                     yield self._judge(record)
+            self._reader.check_topic()
             yield None
 
     def _records(self, ends: Mapping[int, Bounds], exactly: bool = False) -> Iterator[LogRecord]:

@@ -21,6 +21,7 @@ from marshal_py.transport.ports import Bounds, ClusterAdmin, CoordinationLog, Lo
 
 POLL_S: Final = 0.1  # seconds that a reader waits at a time, so that ctrl-C can end it
 READ_TIMEOUT_S: Final = 30.0  # without a record before a known end; then the cluster counts as unreachable
+CHECK_S: Final = 5.0  # as often a reader that goes on asks whether its topic is still the same: a request
 
 
 class LogReader:
@@ -46,12 +47,14 @@ class LogReader:
         self._passed: dict[int, int] = {}  # by log: the offset from which polls continue
         self.admin = transport.admin()
         try:
-            count = self.admin.partition_count(topic)
-            if count is None:
+            info = self.admin.describe_topic(topic)
+            if info is None:
                 raise CoordinationTopicMissing(
                     topic, "reading it creates nothing", "start a consumer, which creates it, or name the right topic"
                 )
-            self.count: int = count
+            self.count: int = info.partitions
+            self._topic_id: str = info.topic_id
+            self._check_due_s: float = time.monotonic() + CHECK_S
             self.log = transport.log(topic, f"{who}-{transport.name}", writes=writes)
         except BaseException:
             self.admin.close()
@@ -67,6 +70,17 @@ class LogReader:
         tps = [TopicPartition(self.topic, log) for log in logs]
         found = self.admin.bounds(tps, timeout_s=self.timeout_s) if tps else {}
         return {tp.partition: bounds for tp, bounds in found.items()}
+
+    def check_topic(self) -> None:
+        """Raises TopicRecreated if the topic is not the one that was opened, even where offsets fit (L8). It asks every
+        CHECK_S. A topic that is gone is for the next request to tell."""
+        now_s = time.monotonic()
+        if now_s < self._check_due_s:
+            return
+        self._check_due_s = now_s + CHECK_S
+        info = self.admin.describe_topic(self.topic)
+        if info is not None and self._topic_id and info.topic_id != self._topic_id:
+            raise TopicRecreated(0, f"topic id {self._topic_id}", info.topic_id)
 
     def find_root(self) -> Genesis | None:
         """Returns the root of log 0 (L3), None if nobody has begun. Raises ForeignTopic, TopicRecreated for fewer

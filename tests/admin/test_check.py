@@ -101,7 +101,8 @@ def test_nobody_is_there() -> None:
     [(79.0, 21.0, None), (80.0, 20.0, "warn"), (95.0, 5.0, "fail"), (None, 0.0, "fail"), (3.0, None, None)],
 )
 def test_retention_comes_near(age_s: float | None, left_s: float | None, level: str | None) -> None:
-    found = list(diagnosis.of_retention("billing", (row(0), row(1, 5, oldest_s=age_s, retention_s=left_s))))
+    here = row(1, 5, oldest_s=age_s, retention_s=left_s, deleted=int(left_s == 0))
+    found = list(diagnosis.of_retention("billing", (row(0), here)))
     assert [(one.name, one.level) for one in found] == ([] if level is None else [("retention near", level)])
     if level is not None:
         assert ("has deleted" if left_s == 0 else "soon deletes") in found[0].found

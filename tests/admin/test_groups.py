@@ -11,7 +11,7 @@ import pytest
 import marshal_py
 from marshal_py import GroupConfig
 from marshal_py.embedded import Broker
-from marshal_py.errors import AlreadyExists, GroupDeleted, GroupMissing, InvalidOption, MembersAlive
+from marshal_py.errors import AdminBusy, AlreadyExists, GroupDeleted, GroupMissing, InvalidOption, MembersAlive
 from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 
 GREEDY = GroupConfig(policy="greedy")
@@ -216,3 +216,29 @@ def test_calls_in_connected_fold_the_log_once(marshal: marshal_py.Marshal, monke
     with pytest.raises(GroupDeleted):
         group.set_config(policy="own")
     assert len(opened) == 3
+
+
+def test_each_call_in_connected_has_an_author_of_its_own(marshal: marshal_py.Marshal) -> None:
+    """M1: the pause of one call is that of another run for the next one, as without `connected`."""
+    marshal.create_group("billing", GREEDY)
+    group = marshal.group("billing")
+    with group.connected():
+        group.pause(600, "maintenance")
+        with pytest.raises(AdminBusy):
+            group.pause(60)
+        assert group.info().paused
+        assert group.resume()
+
+
+def test_a_ctrl_c_ends_the_call_that_it_interrupts_and_no_later_one(marshal: marshal_py.Marshal) -> None:
+    """Nor does a second one, which abandons a call: its connection is not used again."""
+    marshal.create_group("billing", GREEDY)
+    group = marshal.group("billing")
+    with group.connected():
+        with group.runner() as runner:
+            runner._interrupted_s = 1.0
+        assert group.pause(600) is not None
+        with group.runner() as runner:
+            runner._abandoned = True
+        assert group.resume(take_over=True)
+        assert not group.info().paused

@@ -6,11 +6,14 @@ import pytest
 
 from marshal_py.admin.plans.operation import GroupContext, Terms
 from marshal_py.admin.plans.pause import PausePlan, ResumePlan
+from marshal_py.admin.views.pause_history import PauseHistory
 from marshal_py.errors import AdminBusy, AdminFailed, AdminGaveUp, GroupDeleted, InvalidOption
 from marshal_py.protocol.claims import AtLeastOnce
+from marshal_py.protocol.fold.rationalizer import Outcome, Verdict
+from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import Evict, GroupConfig, ReleaseGroup
 from tests.admin.virtual_admin import Tool, finish, play_copies, start_tool
-from tests.support.virtual_cluster import INTERVAL_MS, VirtualCluster
+from tests.support.virtual_cluster import GROUP, INTERVAL_MS, VirtualCluster
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 
@@ -372,3 +375,12 @@ def test_resuming_a_running_group_is_no_error() -> None:
     assert tool.kinds == ["running"]
     assert tool.records == []
     assert isinstance(owner.claim(0).tracker, AtLeastOnce)
+
+
+def test_the_end_of_a_run_that_gives_up_hides_nobody_who_has_ended_the_pause_before() -> None:
+    """M2: else the pause would count as waited out, and a run that holds it would pause again."""
+    history = PauseHistory(GROUP)
+    ends = [ReleaseGroup(NONE, NONE, 60_000, by="a"), ReleaseGroup(1, 1, 0, by="b"), ReleaseGroup(2, NONE, 0, by="c")]
+    for offset, record in enumerate(ends, 1):
+        history.read(Verdict(offset, Outcome.ACCEPTED, "", GROUP, record))
+    assert (history.ended_by, history.waited_out) == ("b", False)

@@ -422,9 +422,10 @@ def test_what_lies_below_a_parked_position_is_not_said_to_be_repeated() -> None:
 
 
 def test_without_a_position_all_before_the_target_is_said_to_be_skipped() -> None:
-    """Also of a parked partition: then its topic was created again."""
+    """Also of a parked partition: then its topic was created again, and what was finished is of the old one."""
     for parked in (set(), {tp(0)}):
-        rows = rows_of({}, {tp(0): NONE}, {tp(0): 10, tp(1): 4}, {tp(0): 7, tp(1): 4}, parked)
+        finished = {tp(0): [Range(8, 20, 0)]} if parked else {}
+        rows = rows_of({}, {tp(0): NONE}, {tp(0): 10, tp(1): 4}, {tp(0): 7, tp(1): 4}, parked, finished)
         assert [(row.position, row.skipped, row.repeated) for row in rows] == [(NONE, 3, 0), (NONE, 0, 0)]
 
 

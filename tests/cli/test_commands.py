@@ -79,6 +79,7 @@ def test_every_command_has_help(shell: Shell, command: list[str]) -> None:
         ["produce", "orders", "--key-separator", ":", "--key-tokens", "2", "--key-pattern", "orders.*"],
         ["produce", "orders", "--key-separator", ":", "--key-pattern", "orders.*"],
         ["state", "--command-config", "/does/not/exist"],
+        ["get", "orders", "--key", "k", "--time", "9999-12-31T23:59:59-23:00"],
         ["demo", "--seconds", "1"],
         ["log", "tail", "-n", "-1"],
     ],
@@ -142,6 +143,8 @@ def test_the_file_names_the_cluster(shell: Shell, tmp_path: Path) -> None:
     assert f"names {shell.servers}, and MARSHAL_BOOTSTRAP_SERVERS names 127.0.0.1:1" in " ".join(other.stderr.split())
     assert shell.run("doctor", "--command-config", str(file), "--bootstrap-servers", "127.0.0.1:1").exit_code == 1
     file.write_text("no equals sign\n", encoding="utf-8")
+    assert shell.run("doctor", "--command-config", str(file)).exit_code == 2
+    file.write_bytes("sasl.password=gr\N{LATIN SMALL LETTER U WITH DIAERESIS}n\n".encode("latin-1"))
     assert shell.run("doctor", "--command-config", str(file)).exit_code == 2
     file.write_text("group.id=mine\n", encoding="utf-8")
     assert shell.run("state", "--command-config", str(file)).exit_code == 1  # refused by name: InvalidOption

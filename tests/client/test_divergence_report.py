@@ -13,7 +13,7 @@ import pytest
 from marshal_py.errors import Diverged, InvalidOption
 from marshal_py.history import explain
 from marshal_py.protocol.member.member import Member
-from tests.support.differential_log import GROUP, DifferentialLog
+from tests.support.differential_log import GROUP, TOPIC, DifferentialLog
 
 ERROR = Diverged(GROUP, 0, 16, 1, 2, "planted")
 
@@ -51,6 +51,28 @@ def test_a_great_state_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     held, log = found["state"], explain.plain_state(book.group, 100)
     assert list(explain.differences(held, log, whole=False)) == []
     assert list(explain.differences(held, log)) != [], "what was left out would look like a difference"
+
+
+def test_whatever_the_digest_covers_is_found_to_differ() -> None:
+    """G3: else `marshal explain --state` would say that both are the same."""
+    book = DifferentialLog()
+    session, epoch = book.owner()
+    held, group = explain.plain_state(book.group, 100), book.group
+    group.deleted_at, group.topics[TOPIC].id = 3, "another"
+    group.sessions[session].sequence, group.sessions[session].idle_ms = 7, 8
+    group.claims[epoch].progress = b"x"
+    found = [(one.entry, one.field) for one in explain.differences(held, explain.plain_state(group, 100))]
+    assert found == [
+        ("group", "deleted_at"),
+        ("partition t:0", "progress"),
+        (f"session {session}", "sequence"),
+        (f"session {session}", "idle_ms"),
+        (f"topic {TOPIC}", "id"),
+    ]
+    del held["group"]["deleted_at"]
+    assert ("group", "deleted_at") not in [
+        (one.entry, one.field) for one in explain.differences(held, explain.plain_state(group, 100))
+    ], "a file of an older library has not said it"
 
 
 def test_a_folder_that_cannot_be_written_to_costs_the_file_alone(

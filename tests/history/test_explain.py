@@ -198,6 +198,17 @@ def test_a_difference_of_settings(book: DifferentialLog) -> None:
     assert begun.settings["topics"] == {"from": {}, "to": {TOPIC: 4}}
 
 
+def test_every_setting_is_in_the_difference() -> None:
+    book = DifferentialLog()
+    first = book.must(GroupConfig(NONE, policy="members", max_members=3, members=("m1",)))
+    keys = (bytes(range(32)),)
+    second = book.must(GroupConfig(first, policy="members", max_members=3, members=("m1", "m2"), admin_keys=keys))
+    assert change(book, Cut(first), Cut(second)).settings == {
+        "members": {"from": ["m1"], "to": ["m1", "m2"]},
+        "admin_keys": {"from": [], "to": [keys[0].hex()]},
+    }
+
+
 def test_a_step_down_of_the_owner_belongs_to_the_story() -> None:
     """It says who wanted the owner to hand the partition over, and why; of other owners it is another story."""
     book = DifferentialLog()

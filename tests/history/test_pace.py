@@ -5,15 +5,17 @@ from __future__ import annotations
 from marshal_py.history.lag import WINDOW_MS, Pace
 from marshal_py.protocol.fold import rationalizer
 from marshal_py.protocol.fold.world import World
-from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.protocol.wire.identity import NONE, TopicPartition
 from marshal_py.protocol.wire.records import (
     AT_MOST_ONCE,
     ClaimingMessages,
+    ClaimingPartition,
     ClaimState,
     Heartbeat,
     MessageRange,
     Move,
     Record,
+    ReleasingPartition,
     SetPosition,
 )
 from tests.support.differential_log import GROUP, TOPIC, DifferentialLog
@@ -91,6 +93,17 @@ def test_grants_count_and_do_not_pile_up() -> None:
         log.after(10, ClaimingMessages(session, (MessageRange(epoch, start, start, start + 10),)))
     assert 950 < log.per_second() < 1_050
     assert len(log.pace._seen[GROUP][TP].samples) < 2 * 20
+
+
+def test_what_was_granted_and_is_given_back_makes_no_rate_negative() -> None:
+    book = DifferentialLog()
+    session, epoch = book.owner(AT_MOST_ONCE)
+    log = Timed(book)
+    log.after(1_000, ClaimingMessages(session, (MessageRange(epoch, 100, 100, 1_100),)))
+    log.after(10_000, ReleasingPartition(session, epoch, NONE, observed=1_100, give=139))
+    log.after(1_000, ClaimingPartition(session, TOPIC, 0, log.world.next_offset - 1, NONE))
+    assert log.world.groups[GROUP].partitions[TP].position == 139
+    assert log.per_second() == 0.0
 
 
 def test_foreign_and_rejected_entries_do_not_count() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from marshal_py.client.marshal import connect
-from marshal_py.errors import CoordinationTopicMissing
+from marshal_py.errors import CoordinationTopicMissing, TopicRecreated
+from marshal_py.log import reader
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.protocol.wire.identity import TopicPartition, route
 from marshal_py.protocol.wire.records import Genesis, Heartbeat, Join, Leave
@@ -71,6 +72,28 @@ def test_a_second_read_continues(worked: MemoryTransport) -> None:
         assert first
         assert {judged.verdict.group for judged in second} >= {"late"}
         assert {judged.record for judged in first}.isdisjoint(judged.record for judged in second)
+
+
+@pytest.mark.parametrize("records", [1, 100])
+def test_a_topic_that_is_created_again_is_not_read_on(
+    worked: MemoryTransport, records: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L8: neither where its end is below what was read, nor where its offsets fit."""
+    monkeypatch.setattr(reader, "CHECK_S", 0.0 if records > 1 else 3_600.0)
+    with Observer(worked, TOPIC) as observer:
+        assert list(observer.read("billing"))
+        follows = observer.follow("billing")
+        while next(follows) is not None:
+            pass
+        worked.broker.delete_topic(TOPIC)
+        worked.broker.create_topic(TOPIC, 16)
+        for _ in range(records):
+            worked.broker.produce(TOPIC, route("billing", 16), b"")
+        with pytest.raises(TopicRecreated):
+            list(observer.read("billing"))
+        if records > 1:
+            with pytest.raises(TopicRecreated):
+                next(follows)
 
 
 def test_following_shows_what_comes(worked: MemoryTransport) -> None:

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from marshal_py.admin.plans.change import ConfigPlan, Edit, ShrinkPlan, exists
 from marshal_py.admin.plans.operation import USUAL, GroupContext, Terms, holders
 from marshal_py.admin.plans.pause import busy, is_named, name_of
+from marshal_py.admin.plans.position import finished_of
 from marshal_py.admin.plans.sessions import find_session
 from marshal_py.admin.views import overview
 from marshal_py.admin.views.recreated_topics import RecreatedTopic
@@ -32,7 +33,7 @@ from marshal_py.protocol.fold.policies import OWN_POLICY, policy_of
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group, World
 from marshal_py.protocol.policy import candidate_order, names, owner_of
-from marshal_py.protocol.wire import codec, progress
+from marshal_py.protocol.wire import codec
 from marshal_py.protocol.wire.identity import NONE, PIN, Instant, TopicPartition
 from marshal_py.protocol.wire.progress import Range
 from marshal_py.protocol.wire.records import (
@@ -267,12 +268,6 @@ def owners_of(group: Group) -> dict[TopicPartition, str]:
     return {p.tp: group.sessions[p.owner].join.client_id for p in group.claims.values()}
 
 
-def finished_of(group: Group) -> dict[TopicPartition, list[Range]]:
-    """Returns what is finished above the positions, as far as the log says. Every move forgets it (D1)."""
-    found = {tp: progress.decode(p.position, p.progress) for tp, p in group.partitions.items() if p.progress}
-    return {tp: [one for one in ranges if not one.times] for tp, ranges in found.items()}
-
-
 def rows_of(
     owners: Mapping[TopicPartition, str],
     before: Mapping[TopicPartition, int],
@@ -287,8 +282,10 @@ def rows_of(
     rows = []
     for tp, target in sorted(after.items()):
         position = before.get(tp, NONE)
-        moved, above = target - (firsts[tp] if position == NONE else position), finished.get(tp, ())
-        if position != NONE and tp in parked:
+        moved, above = target - position, finished.get(tp, ())
+        if position == NONE:  # nothing was finished, or in a topic that is gone
+            moved, above = target - firsts[tp], ()
+        elif tp in parked:
             moved, above = 0, ()
         passed = sum(max(0, min(one.to, target) - one.start) for one in above)
         again = sum(one.to - one.start for one in above) - passed

@@ -412,6 +412,16 @@ class OperationRunner:
         self._fold(self._reader.records({self._number: bounds.end}, {self._number: self._world.next_offset}))
         self._reader.follow(self._number, self._world.next_offset)  # where later polls go on, even of an empty log
 
+    def begin_again(self, author: Author) -> bool:
+        """Prepares for another call, of which `author` is the author: folds what is new, and forgets a ctrl-C. Returns
+        False after a second ctrl-C: the thread that was abandoned may still use this connection."""
+        if self._abandoned:
+            return False
+        self._interrupted_s = None
+        self.context = self.context._replace(author=author)
+        self.refresh()
+        return True
+
     def _recall(self) -> None:
         """Looks up what the group's pause and its pin say, if the snapshot at which the fold began is newer."""
         group = self._world.groups.get(self._name)

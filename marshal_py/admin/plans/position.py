@@ -39,8 +39,9 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.fold.rationalizer import Verdict
 from marshal_py.protocol.fold.world import Group
-from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire import codec, progress
 from marshal_py.protocol.wire.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.wire.progress import Range
 from marshal_py.protocol.wire.records import OFFSET_MAX, Move, SetPosition, Topology
 from marshal_py.transport.option_names import suggestion
 from marshal_py.transport.ports import TopicInfo
@@ -82,6 +83,7 @@ class PositionPlan(Operation):
         self.moved: SetPosition | None = None  # our record, once it was read as accepted
         self.moved_at: int = NONE
         self.before: dict[TopicPartition, int] = {}  # positions as they were when the move was sent
+        self.finished: dict[TopicPartition, list[Range]] = {}  # and what was finished above them
         self.token: int = NONE  # of the pause that remains, if one does
         self._resolved: Mapping[TopicPartition, int] | None = None
         self._resolved_for: tuple[tuple[int, int], ...] = ()
@@ -144,6 +146,7 @@ class PositionPlan(Operation):
             self._reported_moving = True
             self.report("moving", f"{len(self.tps)} partitions", offset=group.pause_change)
         self.before = {tp: position for tp, (_, position) in zip(self.tps, states, strict=True)}
+        self.finished = finished_of(group)
         moves = tuple(Move(*tp, version, self._resolved[tp]) for tp, (version, _) in zip(self.tps, states, strict=True))
         self.send(SetPosition(group.pause_change, moves, self.resume, self.by), now)
 
@@ -238,6 +241,12 @@ def _state(group: Group, tp: TopicPartition) -> tuple[int, int]:
     it."""
     known = group.partitions.get(tp)
     return (NONE, NONE) if known is None else (known.version, known.position)
+
+
+def finished_of(group: Group) -> dict[TopicPartition, list[Range]]:
+    """Returns what is finished above the positions, as far as the log says. Every move forgets it (D1)."""
+    found = {tp: progress.decode(p.position, p.progress) for tp, p in group.partitions.items() if p.progress}
+    return {tp: [one for one in ranges if not one.times] for tp, ranges in found.items()}
 
 
 def check_size(context: GroupContext, tps: Iterable[TopicPartition]) -> None:

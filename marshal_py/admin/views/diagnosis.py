@@ -255,12 +255,15 @@ def _empty(name: str) -> Check:
 
 
 def of_retention(name: str, rows: Iterable[PartitionHealth]) -> Iterator[Check]:
-    """Yields a check of the partitions whose oldest unfinished message Kafka soon deletes because of its age."""
+    """Yields a check of the partitions whose oldest unfinished message Kafka soon deletes because of its age, or has
+    deleted. It deletes whole segments, so a message may outlive its time."""
+    rows = list(rows)
     used = {f"{row.topic}:{row.partition}": part for row in rows if (part := row.retention_used) is not None}
     near = [place for place, part in used.items() if part >= RETENTION_NEAR]
     if near:
         worst = max(used.values())
-        what = "has deleted" if worst == 1.0 else f"soon deletes (after {worst:.0%} of the retention)"
+        soon = "may delete at any moment" if worst == 1.0 else f"soon deletes (after {worst:.0%} of the retention)"
+        what = "has deleted" if any(row.deleted for row in rows) else soon
         text = f"{name!r}: Kafka {what} unfinished messages of {first_of(near, NAMES_MAX)}"
         topics = {row.topic: None for row in rows if f"{row.topic}:{row.partition}" in near}
         advice = "if their age is the reason, and nobody deletes records by hand: more consumers, or a longer retention"

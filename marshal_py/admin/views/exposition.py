@@ -152,7 +152,7 @@ OWN: Final = Dialect(
         ),
         Family(
             "marshal_group_retention_used_ratio",
-            "Part of the retention that an unfinished message has lived; 1 if Kafka has deleted one.",
+            "Part of the retention that an unfinished message has lived; 1 if Kafka may have deleted one.",
             _retention_used,
         ),
         Family("marshal_group_paused", "1 while the group is paused.", lambda s: int(s.health.pause is not None)),

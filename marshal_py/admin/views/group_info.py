@@ -236,7 +236,7 @@ class PartitionHealth(PartitionState, frozen=True):
     `lag_per_second`: how the lag changes, by this minute; `zero_s`: in how many seconds it is 0 then, None for never.
     Both are None for a reader that looks again and again, and for one of the past. `oldest_s`: the age of its oldest
     unfinished message; None if nothing waits, or it is unknown. `retention_s`: in how many seconds Kafka may delete
-    that one because of its age, 0 if it has.
+    that one because of its age, 0 if it may have. `deleted`: how many offsets at and above the position it has deleted.
     """
 
     per_second: float
@@ -245,6 +245,7 @@ class PartitionHealth(PartitionState, frozen=True):
     zero_s: float | None
     oldest_s: float | None
     retention_s: float | None
+    deleted: int = 0
 
     @property
     def retention_used(self) -> float | None:

@@ -161,7 +161,8 @@ def partition_health(
             oldest_s = max(0, now_ms - oldest_ms) / 1000
         if oldest_ms is not None and keep_ms is not None:
             retention_s = max(0, oldest_ms + keep_ms - now_ms) / 1000
-    if lag is not None and state.position is not None and state.position < min(first, data.ends[tp]):
+    deleted = 0 if lag is None or state.position is None else max(0, min(first, data.ends[tp]) - state.position)
+    if deleted:
         retention_s = 0.0
     return PartitionHealth(
         **asdict(state),
@@ -171,6 +172,7 @@ def partition_health(
         zero_s=zero_s(lag, growth),
         oldest_s=oldest_s,
         retention_s=retention_s,
+        deleted=deleted,
     )
 
 

@@ -42,6 +42,8 @@ class PauseHistory:
         match verdict.record:
             case ReleaseGroup() as record if record.duration_ms:
                 self._begin(verdict.offset, record)
+            case ReleaseGroup() if self.ended_by:
+                pass  # of a run that gives up: the pause was over
             case ReleaseGroup() as record:
                 self.ended_by, self.waited_out = record.by or "somebody", record.token == NONE
             case SetPosition(resume=True) as record:
