@@ -6,6 +6,7 @@ loop.py closes what is in the context. A part that decides something takes the l
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -13,7 +14,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -275,6 +276,83 @@ class Callbacks:
             self._thread.join(timeout_s)
 
 
+# --- Writes the lines of the background thread, and those that are decided under the Marshal's lock, to the log of this
+# process.
+#
+# Handlers of logging are the program's code: they may wait, for a pipe or a server, and raise. So they run on a thread
+# of their own, "marshal-log", which begins with the first line.
+
+
+LINES_WAITING_MAX: Final = 10_000  # behind a handler that does not return; later ones are dropped, and counted
+
+
+class LogLines:
+    """The lines of one Marshal, in order. They have the time and the thread of the call."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._lines: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._dropped = 0
+
+    def enabled(self, level: int) -> bool:
+        return self._logger.isEnabledFor(level)
+
+    def write(
+        self,
+        level: int,
+        text: str,
+        *arguments: object,
+        error: BaseException | None = None,
+        extra: Mapping[str, object] | None = None,
+    ) -> None:
+        """Has a line written soon. `error`: its traceback follows. Waits for nothing."""
+        if not self.enabled(level):
+            return
+        file, number, function, _ = self._logger.findCaller(stacklevel=2)
+        with_traceback = None if error is None else (type(error), error, error.__traceback__)
+        record = self._logger.makeRecord(
+            self._logger.name, level, file, number, text, arguments, with_traceback, function, extra
+        )
+        if self._closed:
+            self._logger.handle(record)
+        elif self._lines.qsize() >= LINES_WAITING_MAX:
+            self._dropped += 1
+        else:
+            self._lines.put(record)
+            self._start()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="marshal-log", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while (record := self._lines.get()) is not None:
+            with contextlib.suppress(Exception):  # of a handler: logging itself passes over what emitting raises
+                self._logger.handle(record)
+            if self._dropped and self._lines.empty():
+                self._tell_dropped()
+            del record
+        if self._dropped:
+            self._tell_dropped()
+
+    def _tell_dropped(self) -> None:
+        dropped, self._dropped = self._dropped, 0
+        with contextlib.suppress(Exception):
+            self._logger.error("%d lines were left out, as a handler of logging did not return", dropped)
+
+    def close(self, timeout_s: float) -> None:
+        """Writes what waits, for `timeout_s` at most. What comes later is written by the thread that calls."""
+        self._closed = True
+        self._lines.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+
 # --- Keeps the log of a process short while something goes on failing: a cause is written once a minute, not per
 # attempt.
 #
@@ -461,6 +539,7 @@ class Context:
         self.outbox: Outbox = Outbox(self.coordination, self._held)
         self._changes = Changes(lock, self.outbox)
         self.changed: threading.Condition = self._changes
+        self.lines: LogLines = LogLines(self.logger)
         self.stalls: Stalls = Stalls()
         self.end_budget: EndBudget = EndBudget(self.monotonic)
         self.worker: Tasks = self.new_worker("marshal-worker")

@@ -673,11 +673,13 @@ class Membership:
         return 0, 0
 
     def _lag(self, claims: Collection[ClaimInfo]) -> int:
-        """Returns the lag of the claims; -1 if unknown: a topic is missing, or it owns nothing and partitions are
-        parked."""
+        """Returns the lag of the claims; -1 if unknown: that of a claim is, a topic is missing, or it owns nothing and
+        partitions are parked."""
         if self._driver.topic_watch.missing or (not claims and self._driver.parked()):
             return -1
-        return sum(max(0, claim.lag) for claim in claims)
+        if any(claim.lag < 0 for claim in claims):
+            return -1
+        return sum(claim.lag for claim in claims)
 
     def info(self, timeout_s: float = LEAVE_TIMEOUT_S) -> ConsumerInfo:
         """Reads the coordination log to its end, then returns the state as `cached_info` does.

@@ -592,6 +592,8 @@ class Receiving:
             if skipped:  # what came was finished already: low buffers are filled again before the next wait
                 continue
             if self._ending.draining:
+                if self._ending.error_waits:
+                    self._ending.raise_if_ended()
                 if demand.ends(shut):
                     return
                 waits = self.intake.asks_grants() if queue.at_most_once else self.intake.waits_for_handlers()

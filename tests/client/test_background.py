@@ -13,6 +13,7 @@ import pytest
 
 import marshal_py
 from marshal_py import Marshal
+from marshal_py.client import connection
 from marshal_py.client.connection import Callbacks
 from marshal_py.client.driver import loop
 from marshal_py.errors import BackgroundThreadEnded, ConsumerClosed
@@ -67,6 +68,70 @@ def test_a_slow_callback_does_not_fence_the_consumer(cluster: TestCluster) -> No
             over.set()
     assert threads == ["marshal-callbacks"]
     assert cluster.accepted(slow, Evict) == cluster.accepted(other, Evict) == []
+
+
+class OfTheProgram(logging.Handler):
+    """Waits at the first line of a claim, then raises at each line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits, self.over, self.threads = threading.Event(), threading.Event(), set[str]()
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.INFO or "claimed" not in record.getMessage():
+            return True
+        self.threads.add(threading.current_thread().name)
+        self.waits.set()
+        self.over.wait(DEADLINE_S)
+        raise OSError("no log server")
+
+
+def test_a_handler_of_logging_that_waits_and_raises_ends_nothing(
+    memory: MemoryTestCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is the program's code: the consumers of the process heartbeat meanwhile, and go on."""
+    topic, slow, other, handler = memory.topic(), memory.group(), memory.group(), OfTheProgram()
+    memory.fill(topic, 0, 3)
+    logger = logging.getLogger("marshal_py")
+    caplog.set_level(logging.INFO, "marshal_py")
+    logger.addHandler(handler)
+    try:
+        with memory.connect() as marshal, joined(marshal, slow, [topic]) as one, joined(marshal, other, [topic]) as two:
+            until(handler.waits.is_set, "a line is written")
+            before = heartbeats(marshal)
+            until(lambda: heartbeats(marshal) >= before + 12, "both heartbeat on for two intervals")
+            assert places(collect(one, 3)) == places(collect(two, 3)) == [(0, 0), (0, 1), (0, 2)]
+            handler.over.set()
+    finally:
+        handler.over.set()
+        logger.removeHandler(handler)
+    assert handler.threads == {"marshal-log"}
+    lines = {record.getMessage().partition(" (")[0] for record in caplog.records}
+    assert {f"group {group}: released {topic}:0 at 3" for group in (slow, other)} <= lines, "what it did not refuse"
+    assert {record.threadName for record in caplog.records} != {"marshal-log"}, "each line has the thread of its call"
+
+
+def test_a_handler_of_logging_that_does_not_return_costs_lines_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "LINES_WAITING_MAX", 3)
+    logger, written, held, over = logging.Logger("test"), list[str](), threading.Event(), threading.Event()
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            held.set()
+            over.wait(DEADLINE_S)
+            written.append(record.getMessage())
+
+    logger.addHandler(Slow())
+    lines = connection.LogLines(logger)
+    lines.write(logging.INFO, "line %d", 0)
+    until(held.is_set, "it is being written")
+    for number in range(1, 9):
+        lines.write(logging.INFO, "line %d", number)
+    over.set()
+    lines.close(DEADLINE_S)
+    lines.write(logging.INFO, "late")
+    dropped = "5 lines were left out, as a handler of logging did not return"
+    assert written == ["line 0", "line 1", "line 2", "line 3", dropped, "late"]
 
 
 def test_a_callback_that_exits_ends_nothing(memory: MemoryTestCluster, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from marshal_py import TopicPartition, aio
-from marshal_py.errors import ConsumerClosed, DuplicateClientId
+from marshal_py.errors import ConsumerClosed, DuplicateClientId, TopicRecreated
 from marshal_py.info import ClaimInfo
 from marshal_py.protocol.wire.records import ClaimingPartition, Evict, Join, Leave, ReleasingPartition, StepDown
 from marshal_py.transport.memory import MemorySource
@@ -224,6 +224,27 @@ def test_drain_inside_the_iteration_delivers_what_is_buffered(cluster: TestClust
         assert [r.position for r in cluster.accepted(group, ReleasingPartition)] == [len(first) + buffered]
         with pytest.raises(ConsumerClosed, match="drained"):
             consumer.fetch()
+
+
+def test_an_error_that_ends_a_consumer_is_raised_by_the_loop_that_drains(memory: MemoryTestCluster) -> None:
+    """A program that drains at SIGTERM would else end as if all were well."""
+    topic, handled = memory.topic(), list[int]()
+    memory.fill(topic, 0, 20)
+    with memory.connect() as marshal:
+        consumer = joined(marshal, memory.group(), [topic])
+
+        def work() -> None:
+            for message in consumer:
+                handled.append(message.offset)
+                if len(handled) == 3:
+                    consumer.drain(DEADLINE_S)
+                    log = consumer._driver.log
+                    marshal._loop.break_log(log, TopicRecreated(log, "offset 5", "no topic"))
+                message.ack()
+
+        with pytest.raises(TopicRecreated):
+            work()
+    assert handled == [0, 1, 2]
 
 
 def test_drain_outside_waits_for_the_acks(cluster: TestCluster) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from msgspec import structs
 
-from marshal_py.client.connection import Ask, Context, Repeats, Tasks, TaskSteps
+from marshal_py.client.connection import Ask, Context, LogLines, Repeats, Tasks, TaskSteps
 from marshal_py.client.delivery.delivery_queue import ENDS_TIMEOUT_S, DeliveryQueue
 from marshal_py.client.ranges import Ranges, UnfetchedSource
 from marshal_py.client.values import position_text
@@ -69,14 +69,14 @@ HELD_MS: Final = 1_000  # the records of one decision are read within a few roun
 class EventLog:
     """Collects the advisories of one consumer and writes their lines to the log of this process."""
 
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
+    def __init__(self, lines: LogLines) -> None:
+        self._lines = lines
         self._held: list[Advisory] = []
 
     def add(self, advisories: Sequence[Advisory]) -> None:
         """Takes the advisories of one step of the consumer. Their `time_ms` must be set."""
         for one in advisories:
-            if one.kind == "handler_failed" or not self._logger.isEnabledFor(_level(one)):
+            if one.kind == "handler_failed" or not self._lines.enabled(_level(one)):
                 continue  # the former are logged with their traceback (consuming.py)
             if one.kind not in TOGETHER or (self._held and one.time_ms - self._held[0].time_ms >= HELD_MS):
                 self.flush()
@@ -106,7 +106,7 @@ class EventLog:
                 "marshal_session": one.session,
                 "marshal_client_id": one.client_id,
             }
-            self._logger.log(_level(one), "group %s: %s", one.group, words, extra=fields)
+            self._lines.write(_level(one), "group %s: %s", one.group, words, extra=fields)
 
 
 def _level(advisory: Advisory) -> int:
@@ -297,7 +297,8 @@ class PositionCopies:
                 if told:
                     self._member.note("mirror_refused", text=told)
                     now = context.clock.now()  # a tick now: it may be the last copy of one that has left
-                    self._driver.execute(self._member.tick(now), now)
+                    if not self._driver.away:
+                        self._driver.execute(self._member.tick(now), now)
                 if refused:
                     self._member.not_mirrored(positions)
                     return
@@ -411,7 +412,7 @@ class ConsumerDriver:
         # Set, without the lock, when the program has dropped the consumer: closes it once it has left.
         self.dropped: Callable[[], None] | None = None
         self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
-        self._event_log = EventLog(context.logger)
+        self._event_log = EventLog(context.lines)
         self.handler_failures: Repeats = Repeats(context.monotonic)  # causes that were logged; with the lock held
         self._unserved = UnservedWatch()
         self._user_callbacks = UserCallbacks(self)
@@ -454,7 +455,7 @@ class ConsumerDriver:
             self.step(self.context.clock.now())
         except Exception as error:
             if not isinstance(error, MarshalError):
-                self.context.logger.exception("group %s: a step failed", self.member.name)
+                self.context.lines.write(logging.ERROR, "group %s: a step failed", self.member.name, error=error)
             self.give_up(error if isinstance(error, MarshalError) else ClusterError(f"a step failed: {error!r}"))
         if self.ended:
             self.context.changed.notify_all()

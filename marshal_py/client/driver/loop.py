@@ -159,7 +159,8 @@ class LogMaintenance:
             assert world.genesis is not None  # it has sessions
             value = codec.encode(record, group, world.genesis.incarnation, world.writes_version(group))
             self._context.outbox.put(world.log, group.encode(), (value,), partial(self._warn, world.log))
-            self._context.logger.info(
+            self._context.lines.write(
+                logging.INFO,
                 "group %s: %s has been silent for %.1f s; its session is evicted",
                 group,
                 world.groups[group].sessions[record.session].join.client_id,
@@ -168,7 +169,8 @@ class LogMaintenance:
             )
 
     def _warn(self, number: int, error: MarshalError) -> None:
-        self._context.logger.warning("coordination partition %d: %s", number, error, extra={"marshal_log": number})
+        text, extra = "coordination partition %d: %s", {"marshal_log": number}
+        self._context.lines.write(logging.WARNING, text, number, error, extra=extra)
 
     def _publish(self, number: int, kind: AdvisoryKind, offset: int, text: str) -> None:
         for driver in self._logs.drivers:
@@ -400,7 +402,8 @@ class Turn:
             try:
                 driver.source.carry_out()
             except Exception as error:
-                self._context.logger.exception("group %s: the data client failed", driver.member.name)
+                text = "group %s: the data client failed"
+                self._context.lines.write(logging.ERROR, text, driver.member.name, error=error)
                 with self._context.outbox, self._context.lock:
                     driver.member.fail(ClusterError(f"the data client failed: {error!r}"))
                     driver.advance()
@@ -415,9 +418,8 @@ class Turn:
             self._context.broken[number] = error
             ending = self.of(number)
             if ending:  # otherwise the error reaches whoever opens the log, and nobody else is concerned
-                self._context.logger.error(
-                    "coordination partition %d: %s", number, error, extra={"marshal_log": number}
-                )
+                text, extra = "coordination partition %d: %s", {"marshal_log": number}
+                self._context.lines.write(logging.ERROR, text, number, error, extra=extra)
             for driver in ending:
                 driver.member.fail(error)
                 driver.advance()
@@ -444,8 +446,6 @@ class Turn:
 
 # --- The thread
 
-
-logger: Final = logging.getLogger("marshal_py")
 
 IDLE_POLL_S: Final = 0.25  # the longest poll, unless a log is being opened
 REOPEN_S: Final = 60.0  # the longest that one attempt to read a truncated log's state again may take
@@ -513,10 +513,11 @@ class Loop:
             self._start_over(error)
         except CoordinationError as error:
             self.break_log(getattr(error, "log", 0), error)
-        except Exception:
+        except Exception as error:
             if self._closing:
                 return
-            logger.exception("the coordination log could not be read; trying again")
+            text = "the coordination log could not be read; trying again"
+            self._context.lines.write(logging.ERROR, text, error=error)
             time.sleep(POLL_S_MAX)
         try:
             for at in range(0, len(records), FOLD_RECORDS_LOCKED) or (0,):
@@ -524,7 +525,7 @@ class Loop:
                     time.sleep(0)  # else this thread has the lock again before one that waits for it has woken up
                 self.turn.run(records[at : at + FOLD_RECORDS_LOCKED])
         except Exception as error:  # a bug of ours: worlds may be half folded, so nobody may continue with them
-            logger.exception("the records could not be folded")
+            self._context.lines.write(logging.ERROR, "the records could not be folded", error=error)
             for number in list(self.worlds):
                 self.break_log(number, CoordinationError(f"this process cannot fold the log: {error!r}"))
         self.turn.carry_out()
@@ -541,7 +542,7 @@ class Loop:
 
     def _die(self, cause: BaseException) -> None:
         """Ends every consumer as the thread ends, because none may wait for the thread or deliver without it."""
-        logger.error("the background thread has ended", exc_info=cause)
+        self._context.lines.write(logging.ERROR, "the background thread has ended", error=cause)
         error = BackgroundThreadEnded(repr(cause))
         with self._context.outbox, self._context.lock:
             self._context.ended = error
@@ -675,7 +676,7 @@ class Loop:
         snapshot."""
         with self._context.outbox, self._context.lock:
             world = self.worlds[error.log]
-            logger.warning("%s", error, extra={"marshal_log": error.log})
+            self._context.lines.write(logging.WARNING, "%s", error, extra={"marshal_log": error.log})
             self.turn.lose_history(error.log)
         self._context.history_worker.submit(
             f"coordination partition {error.log} again", lambda: self._reopen(error.log, world.root)
@@ -692,7 +693,8 @@ class Loop:
                 return
             except Exception as error:  # whatever it was: without the state no consumer of the log goes on
                 if not self._closing and self._repeats.due(f"{number}: {error}"):
-                    logger.warning("coordination partition %d: %s; trying again", number, str(error) or repr(error))
+                    text = "coordination partition %d: %s; trying again"
+                    self._context.logger.warning(text, number, str(error) or repr(error))
                 time.sleep(POLL_S_MAX)
 
     def _new_root(self, partitions: int) -> Genesis:
@@ -739,3 +741,4 @@ class Loop:
         self._context.coordination.close(max(0.0, deadline - time.monotonic()))
         self._context.admin.close()
         self._context.callbacks.close(max(CALLBACKS_S_MIN, deadline - time.monotonic()))
+        self._context.lines.close(max(CALLBACKS_S_MIN, deadline - time.monotonic()))

@@ -43,8 +43,9 @@ class ConsumerInfo(Struct, frozen=True):
     `waiting_for`: what keeps it from working, in words; "" when all is well. A standby says there that it waits for
     "its turn", for whom it stands by and when the next in line takes over, or which of its conditions are not met
     (policy `overflow`). `lag`: messages from the positions of its claims to the ends of the partitions. It is -1 while
-    the cluster does not have one of its topics. It is also -1 while the consumer owns nothing and partitions of its
-    topics are parked, that is, closed to all members until an admin has looked at them. `grants_dropped`: as in
+    the cluster does not have one of its topics, or the end of one of the partitions is not known yet, and while it owns
+    nothing and partitions of its topics are parked, that is, closed to all members until an admin has looked at them.
+    `grants_dropped`: as in
     ConsumerMetrics (metrics.py).
 
     `pending_messages`: of a running `consume`, messages that were asked for and not delivered; with `max_bytes` only
