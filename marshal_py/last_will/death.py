@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 
@@ -84,9 +83,13 @@ def own_pidfd() -> tuple[int, ...]:
     return ()
 
 
-def watch(pid: int, pidfd: int | None, make_kqueue: Callable[[int], Watch] = KqueueWatch) -> Watch:
+def watch(pid: int, pidfd: int | None) -> Watch:
     """Returns the watch of a process that has sent its id and perhaps its pidfd. Raises OSError."""
-    return make_kqueue(pid) if pidfd is None else PidfdWatch(pidfd)
+    if pidfd is not None:
+        return PidfdWatch(pidfd)
+    if not hasattr(select, "kqueue"):
+        raise OSError("no pidfd came from the process, and this system has no kqueue")
+    return KqueueWatch(pid)
 
 
 _FDINFO: Final = "/proc/self/fdinfo/{}"

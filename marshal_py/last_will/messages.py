@@ -78,23 +78,26 @@ class Inbox:
 
     def __init__(self, source: socket.socket) -> None:
         self.source = source
-        self.closed: bool = False  # the other side has closed it, or sent what is no message
+        self.closed: bool = False  # the other side has closed it, or sent what is no message, or descriptors were lost
+        self.lost_fds: bool = False  # this process had no room for a descriptor that came
         self.fds: deque[int] = deque()  # received and not taken yet, in the order of their messages
         self._bytes = bytearray()
 
     def read(self) -> list[Message]:
-        """Returns the messages that have come. Sets `closed` at the end of the stream."""
+        """Returns the messages that have come. Sets `closed` at the end of the stream, and where the kernel has dropped
+        a descriptor: nobody knows then to which message the others belong."""
         found: list[Message] = []
         while not self.closed and readable(self.source, 0.0):
             try:
-                data, fds, _, _ = socket.recv_fds(self.source, READ_BYTES, DESCRIPTORS_MAX)
+                data, fds, flags, _ = socket.recv_fds(self.source, READ_BYTES, DESCRIPTORS_MAX)
             except OSError:
-                data, fds = b"", []
+                data, fds, flags = b"", [], 0
             for fd in fds:
                 os.set_inheritable(fd, False)
             self.fds += fds
             self._bytes += data
-            self.closed = not data
+            self.lost_fds = bool(flags & socket.MSG_CTRUNC)
+            self.closed = not data or self.lost_fds
             found += self._whole()
         return found
 

@@ -45,6 +45,7 @@ def serve_parent() -> int:
     """The witness of the process at the other end of standard input. Returns when nobody needs it any more."""
     for number in connecting.ENDING:  # it ends with that process; a signal to its control group must not end it sooner
         signal.signal(number, signal.SIG_IGN)
+    _raise_descriptor_limit()
     witness = Witness(f"process {os.getpid()}", bare_producer.create, lambda _pid: "")
     witness.connect(socket.socket(fileno=os.dup(0)))
     with open(os.devnull, "rb") as nothing:
@@ -124,6 +125,7 @@ class Runner:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
         waits, begins = os.pipe()
         self._child = self._start(mask - self._held, waits, begins)
+        _raise_descriptor_limit()  # not before: the command keeps the limit that it was given
         os.close(self._theirs)
         self._probe = SignalProbe() if self._terminal else None
         os.write(begins, b"\0")
@@ -275,6 +277,14 @@ def in_words(status: int) -> str:
         return f"signal {-code} ({signal.Signals(-code).name})"
     except ValueError:
         return f"signal {-code}"
+
+
+def _raise_descriptor_limit() -> None:
+    """Takes as many descriptors as this process may have: a witness holds two of each process and one of each
+    session."""
+    with contextlib.suppress(ValueError, OSError):  # macOS refuses its own "unlimited"
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _undone(number: int) -> bool:

@@ -55,7 +55,8 @@ class Connection:
         if self.inbox.closed:
             self.witness.selector.unregister(self.inbox.source)
             self.notice(Sign.CONNECTION_CLOSED)
-            if not self.wills:
+            # One whose descriptors were lost is dropped with its wills: it registers all of them anew.
+            if not self.wills or self.inbox.lost_fds:
                 self.drop()
 
     def _take(self, message: Message) -> None:
@@ -63,11 +64,17 @@ class Connection:
         match message:
             case Hello() if self.watch is None:
                 try:
-                    self.watch = death.watch(message.pid, fd)
+                    watch = death.watch(message.pid, fd)
                 except OSError:
-                    self.inbox.closed = True  # it has ended already: nothing is registered, and its lease will end
+                    self.inbox.closed = True  # it has ended already, or cannot be watched: nothing is registered
                     return
-                self.witness.selector.register(self.watch, selectors.EVENT_READ, self.look)
+                try:
+                    self.witness.selector.register(watch, selectors.EVENT_READ, self.look)
+                except OSError:  # a descriptor that cannot be waited for
+                    watch.close()
+                    self.inbox.closed = True
+                    return
+                self.watch = watch
                 with contextlib.suppress(OSError):
                     send(self.inbox.source, Welcome(self.witness.name))
             case Register() if fd is not None and self.watch is not None and len(self.wills) < WILLS_MAX:

@@ -275,6 +275,38 @@ def test_a_marshal_run_that_has_ended_does_not_come_back(
         assert texts == [f"marshal run has ended; {FOR_GOOD}"]
 
 
+def test_a_marshal_run_that_drops_a_process_is_asked_again(
+    embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T19: it lives, and had no descriptor left. The consumer is told so, and registered again after the pause."""
+    monkeypatch.setattr(last_wills, "READY_S", 0.01)
+    witness = Witness("run", lambda _settings: FakeProducer(), lambda _pid: "")
+    asked: list[socket.socket] = []
+
+    def reach() -> socket.socket:
+        ours, theirs = socket.socketpair()
+        asked.append(ours)
+        return theirs
+
+    def registered() -> bool:
+        while asked:
+            witness.connect(asked.pop())
+        witness.step(0.01)
+        return any(connection.wills for connection in witness.connections)
+
+    monkeypatch.setenv(connecting.VARIABLE, "0:0:0")
+    monkeypatch.setattr(connecting, "connect", reach)
+    with embedded.connect() as marshal, joined(marshal, embedded.group(), [embedded.topic()]) as consumer:
+        until(registered, "the witness has the session")
+        for connection in list(witness.connections):
+            connection.drop()
+        texts: list[str] = []
+        until(lambda: (texts.extend(lost(consumer)), texts)[1], "last_will_lost")
+        assert texts == ["the witness has ended; marshal run is asked again after a pause"]
+        until(registered, "the witness has the session again")
+    witness.close()
+
+
 def test_bad_options_are_refused(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """T19: each by its name and with a way out; `auto` refuses nothing."""
     with pytest.raises(InvalidOption, match="auto, process, off"):

@@ -86,6 +86,8 @@ def test_this_process_hands_out_a_pidfd_of_itself() -> None:
 def test_a_platform_without_both_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     assert "kqueue" in death.unsupported()
+    with pytest.raises(OSError, match="no pidfd came"):
+        death.watch(os.getpid(), None)
 
 
 def test_a_kernel_that_refuses_pidfds_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

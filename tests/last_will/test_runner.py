@@ -204,6 +204,31 @@ def test_signals_are_passed_on(number: signal.Signals) -> None:
     process.stdout.close()
 
 
+LIMIT = "grep '^Max open files' /proc/$1/limits | tr -s ' ' | cut -d ' ' -f 4,5"
+
+
+def test_it_takes_all_descriptors_and_leaves_the_command_its_own() -> None:
+    """A witness holds some of each process."""
+    script = f"set -- $PPID; {LIMIT}; ulimit -Sn"
+    outer = f'ulimit -Sn 64; ulimit -Hn 512; {" ".join(RUN)} sh -c "$1"'
+    done = subprocess.run(["sh", "-c", outer, "sh", script], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.stdout == "512 512\n64\n", done.stderr
+
+
+def test_the_witness_of_one_process_takes_all_descriptors_too() -> None:
+    script = f"""
+import subprocess
+from marshal_py.last_will.connecting import WitnessConnection, start_witness
+connection = WitnessConnection(start_witness())
+connection.wait({DEADLINE_S})
+print(subprocess.check_output(["sh", "-c", {LIMIT!r}, "sh", connection.name.removeprefix("process ")], text=True))
+"""
+    outer = f'ulimit -Sn 64; ulimit -Hn 512; {sys.executable} -c "$1"'
+    words = ["sh", "-c", outer, "sh", script]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT)
+    assert done.stdout.split() == ["512", "512"], done.stderr
+
+
 def test_a_signal_that_comes_while_the_command_is_started_reaches_it() -> None:
     script = """
 import os, signal, sys

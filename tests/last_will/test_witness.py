@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -254,6 +256,52 @@ def test_a_register_before_hello_is_not_taken(stage: Stage) -> None:
     theirs.close()
     stage.until(lambda: not stage.witness.connections)
     file.close()
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Lets this process open nothing more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("takes_hello", [False, True])
+def test_a_process_whose_descriptors_were_lost_is_told(stage: Stage, takes_hello: bool) -> None:
+    """Without its pidfd it has no watch, without the kept file no will. It asks again when there is room."""
+    ours, theirs = socket.socketpair()
+    connection, kept = WitnessConnection(theirs), KeptFile()
+    other = KeptFile()
+    if takes_hello:
+        stage.witness.connect(ours)
+        connection.register(Register(2, "g", INCARNATION, "__marshal", 0, SETTINGS), other.fd)
+        stage.until(lambda: any(one.wills for one in stage.witness.connections))
+    connection.register(Register(1, "g", INCARNATION, "__marshal", 0, SETTINGS), kept.fd)
+    with no_descriptor_left():
+        if not takes_hello:
+            stage.witness.connect(ours)
+        stage.until(lambda: not stage.witness.connections)
+    assert connection.lost()
+    connection.close()
+    kept.close()
+    other.close()
+
+
+@pytest.mark.parametrize("with_a_file", [False, True])
+def test_a_hello_without_a_pidfd_ends_the_connection(stage: Stage, with_a_file: bool) -> None:
+    """What is no pidfd cannot be waited for. The witness goes on."""
+    ours, theirs = socket.socketpair()
+    kept = KeptFile()
+    send(theirs, Hello(os.getpid()), (kept.fd,) if with_a_file else ())
+    stage.witness.connect(ours)
+    stage.until(lambda: not stage.witness.connections)
+    theirs.close()
+    kept.close()
 
 
 def test_connections_are_bounded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,11 @@ class LastWills:
         elif time.monotonic() < self._retry_s:
             return
         try:
-            self._connection = connection = WitnessConnection(self._source())
+            source = self._source()
+            if connection is not None:  # it lives, and had no descriptor left for a session: it is asked after a pause
+                source.close()
+                return
+            self._connection = connection = WitnessConnection(source)
             connection.wait(READY_S)
         except connecting.Unusable as error:
             self._lose(str(error), for_good=True)
