@@ -87,7 +87,11 @@ def load(path: Path, transport: KafkaTransport, topic: str) -> int:
     check_whole(path)
     with Reader(path) as reader:
         header, root = reader.header, World(0)
+        hole, ends = "", dict.fromkeys((span.log for span in header.logs), 0)
         for record in reader:
+            if not hole and record.offset > ends[record.log]:
+                hole = f"{record.log}:{ends[record.log]}"
+            ends[record.log] = record.offset + 1
             if root.genesis is None and (record.log, record.offset) == (0, root.next_offset):
                 rationalizer.apply(root, record.offset, record.value)  # refuses a log that nobody could read (L6)
     cut = [span.log for span in header.logs if span.first > 0]
@@ -99,6 +103,12 @@ def load(path: Path, transport: KafkaTransport, topic: str) -> int:
         )
     if header.partitions is None:
         raise FileUnusable(str(path), "it holds no record")
+    if hole:
+        raise FileUnusable(
+            str(path),
+            f"the log had no record at {hole}, so later ones would get other offsets in {topic!r}; read the dump "
+            f"with --dump instead",
+        )
     _prepare(str(path), transport, topic, header.partitions)
     misplaced: list[str] = []
     expected: dict[int, int] = dict.fromkeys(range(header.partitions), 0)

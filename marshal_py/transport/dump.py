@@ -201,7 +201,8 @@ class Reader:
             raise self._damage(f"the line is not of the format: {error}") from error
 
     def __iter__(self) -> Iterator[LogRecord]:
-        """Yields the records, log after log in the order of their offsets. Checks that none is missing."""
+        """Yields the records, log after log in the order of their offsets. Checks that no line is missing. A
+        log may have offsets without a record, where somebody has written transactions to it (L8)."""
         for count, line in enumerate(self._file):
             self._number += 1
             body = line[:-_TAIL_BYTES]
@@ -254,10 +255,13 @@ def memory_transport(path: Path) -> tuple[Header, MemoryTransport]:
         header = reader.header
         last = max((span.log for span in header.logs), default=0)
         broker.create_topic(header.topic, max(header.partitions or 0, last + 1))
-        broker.base |= {TopicPartition(header.topic, span.log): span.first for span in header.logs}
+        base = {span.log: span.first for span in header.logs}
+        broker.base |= {TopicPartition(header.topic, log): first for log, first in base.items()}
         logs = broker.topics[header.topic]
         for record in reader:
-            logs[record.log].append(
+            there = logs[record.log]
+            there += [None] * (record.offset - base[record.log] - len(there))  # offsets that held no record
+            there.append(
                 MemoryMessage(
                     header.topic, record.log, record.offset, record.key, record.value, None, record.timestamp_ms
                 )

@@ -451,7 +451,7 @@ class MemoryLog:
                 if not found and not self.broker.changed.wait(deadline - time.monotonic()):
                     raise ClusterUnreachable("memory", f"offset {at} of coordination partition {log}", "nothing came")
             if found:
-                at += len(found)
+                at = found[-1].offset() + 1
                 yield [LogRecord(log, m.offset(), m.value(), m.timestamp()[1], m.key()) for m in found]
 
     def append(self, log: int, key: bytes, value: bytes) -> bool:

@@ -92,6 +92,14 @@ def test_a_load_that_cannot_be_is_refused(shell: Shell, dumped: Path, tmp_path: 
     assert shell.run("log", "load", str(tmp_path / "missing")).exit_code == 2
 
 
+def test_a_dump_of_a_log_with_a_hole_is_not_loaded(shell: Shell, tmp_path: Path) -> None:
+    """L8: sessions and epochs are offsets, and each record behind the hole would get another one."""
+    path = dumps.write(tmp_path / "hole.dump", [LogRecord(0, at, b"", dumps.BEGIN_MS) for at in (0, 1, 3)])
+    refused = shell.run("log", "load", str(path), "--coordination-topic", "__hole")
+    assert refused.exit_code == 1
+    assert "the log had no record at 0:2" in " ".join(refused.stderr.split())
+
+
 def test_the_tail_in_its_raw_form(shell: Shell, billing: str, dumped: Path) -> None:
     raw = [line.split() for line in shell.run("log", "tail", billing, "--raw", "-n", "3").stdout.splitlines()]
     lines = [json.loads(line) for line in dumped.read_text(encoding="utf-8").splitlines()[1:-1]]

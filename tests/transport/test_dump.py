@@ -146,3 +146,17 @@ def test_a_dump_as_a_cluster(path: Path) -> None:
     log.follow(2, 6)
     with pytest.raises(HistoryTruncated):
         log.poll(0.0)
+
+
+def test_a_hole_in_a_log_stays_where_it_is(path: Path) -> None:
+    """L8: the end of somebody's transaction has an offset and no record. Whoever folds the dump meets the same hole."""
+    records = [RECORDS[0], RECORDS[2], RECORDS[4]]
+    path.write_bytes(written(records, logs=(Span(0, 0, 1), Span(2, 5, 10))))
+    _, transport = memory_transport(path)
+    (bounds,) = transport.admin().bounds([TopicPartition("__marshal", 2)]).values()
+    assert bounds == Bounds(5, 10)
+    log = transport.log("__marshal", "me")
+    assert [record for read in log.read(2, 5, 10, 0.0) for record in read] == records[1:]
+    assert [record for read in log.read(2, 8, 10, 0.0) for record in read] == records[2:]
+    log.follow(2, 8)
+    assert log.poll(0.0) == records[2:]
