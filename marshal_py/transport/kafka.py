@@ -338,6 +338,8 @@ class KafkaLog:
             return None
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             raise self._out_of_log(log, at, self.bounds(log, BOUNDS_TIMEOUT_S))
+        if error.code() in _NO_RIGHT:
+            raise AccessDenied(settings.principal_of(self._given), READ, "topic", self.topic)
         raise ClusterUnreachable(self._servers, f"offset {at} of coordination partition {log}", error.str())
 
     def append(self, log: int, key: bytes, value: bytes) -> bool:

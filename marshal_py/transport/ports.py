@@ -150,7 +150,7 @@ class CoordinationLog(Protocol):
 
     def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
         """Yields `log` from `start` to `end` - 1 (the last list may go beyond), on any thread. Raises HistoryTruncated,
-        TopicRecreated if it ends before `start`, ClusterUnreachable after `timeout_s` without any."""
+        TopicRecreated if it ends before `start`, AccessDenied, ClusterUnreachable after `timeout_s` without any."""
 
     def append(self, log: int, key: bytes, value: bytes) -> bool:
         """Queues a record; never waits. False if the queue is full: try again at a later tick. True proves nothing,

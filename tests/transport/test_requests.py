@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from marshal_py.errors import ClusterUnreachable, CoordinationError
+from marshal_py.errors import AccessDenied, ClusterUnreachable, CoordinationError
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.transport import kafka, kafka_admin, settings
 from marshal_py.transport.embedded import Broker
@@ -196,12 +196,14 @@ def test_an_error_of_the_log_before_is_none_of_this_one(brokers: Broker) -> None
     """librdkafka gives a refused position out after the assignment has changed, too."""
     log = KafkaTransport(brokers.bootstrap_servers, DEADLINE_S).log(LOG, "c", writes=False)
 
-    def refused(partition: int) -> Any:
-        return SimpleNamespace(error=lambda: KafkaError(KafkaError._AUTO_OFFSET_RESET), partition=lambda: partition)
+    def refused(partition: int, code: int = KafkaError._AUTO_OFFSET_RESET) -> Any:
+        return SimpleNamespace(error=lambda: KafkaError(code), partition=lambda: partition)
 
     assert log._record(refused(1), 0, 5) is None
     with pytest.raises(CoordinationError):
         log._record(refused(0), 0, 5)
+    with pytest.raises(AccessDenied, match="Read"):
+        log._record(refused(0, KafkaError.TOPIC_AUTHORIZATION_FAILED), 0, 5)
     log.close(0.0)
 
 

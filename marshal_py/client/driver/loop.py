@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, Protocol
 from marshal_py.client.connection import POLL_S_MAX, Context, Repeats, Tasks
 from marshal_py.client.driver.consumer_driver import PREFETCH_POLL_S, ConsumerDriver
 from marshal_py.errors import (
+    AccessDenied,
     BackgroundThreadEnded,
     ClusterError,
     ClusterUnreachable,
@@ -230,11 +231,11 @@ class LogMaintenance:
         """Does what `_compare_start` does; again later if the cluster does not answer, or deletes records meanwhile."""
         try:
             self._compare_start(world)
-        except (ClusterUnreachable, HistoryTruncated) as error:
+        except (AccessDenied, ClusterUnreachable, HistoryTruncated) as error:
             with self._context.lock:
                 if self._logs.worlds.get(world.log) is world:
                     self._check_due_ms[world.log] = self._context.clock.now().mono_ms + CHECK_AFTER_MS
-            if isinstance(error, ClusterUnreachable):
+            if not isinstance(error, HistoryTruncated):
                 raise
         except CoordinationError as error:
             self._logs.break_log(world.log, error)  # L8
