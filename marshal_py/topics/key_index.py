@@ -28,7 +28,7 @@ from zlib import crc32
 
 import msgspec
 
-from marshal_py.errors import FileUnusable, IndexBusy, RangeLost
+from marshal_py.errors import FileUnusable, IndexBusy
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics.keys import ONE, REST, SEPARATOR, has_wildcard, matcher
 from marshal_py.topics.reads import Offsets, Page, Reads, place
@@ -538,10 +538,12 @@ class IndexedReads(Reads):
         found: dict[TopicPartition, dict[int, RawMessage]] = {tp: {} for tp in wanted}
         runs = {tp: deque(_runs(sorted(offsets))) for tp, offsets in wanted.items()}
         while spans := {tp: left.popleft() for tp, left in runs.items() if left}:
-            for message in self._read_runs(spans):
-                tp, offset = place(message), message.offset() or 0
-                if offset in wanted[tp]:
-                    found[tp][offset] = message
+            starts, ends = ({tp: run[at] for tp, run in spans.items()} for at in (0, 1))
+            for messages in self._read(starts, ends):
+                for message in messages:
+                    tp, offset = place(message), message.offset() or 0
+                    if offset in wanted[tp]:
+                        found[tp][offset] = message
         for tp, there in found.items():
             for offset, message in there.items():
                 if message.key() != wanted[tp][offset]:
@@ -550,16 +552,6 @@ class IndexedReads(Reads):
                         f"it has another key for {tp}@{offset}: the topic was created again; delete the file",
                     )
         return found
-
-    def _read_runs(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> list[RawMessage]:
-        """Returns the messages of one run [first, second) per partition; none of a run that retention has deleted."""
-        starts, ends = {tp: run[0] for tp, run in spans.items()}, {tp: run[1] for tp, run in spans.items()}
-        try:
-            return [message for messages in self._read(starts, ends) for message in messages]
-        except RangeLost:
-            if len(spans) == 1:
-                return []
-            return [message for tp, run in spans.items() for message in self._read_runs({tp: run})]
 
 
 def _age(entry: Entry) -> tuple[int, int]:

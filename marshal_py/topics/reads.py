@@ -13,16 +13,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Final, NamedTuple
 
 from marshal_py.errors import BadRequest, MessageNotFound, RangeLost, TopicMissing, UnsupportedPlatform
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.topics.keys import Partitioner, has_wildcard, matcher, shown
-from marshal_py.topics.request import KEYS_MAX, MAX_BYTES_DEFAULT, GetRequest, LastMessages, age, time_ms, too_many_keys
+from marshal_py.topics.request import (
+    KEYS_MAX,
+    MAX_BYTES_DEFAULT,
+    NOT_BEGUN,
+    GetRequest,
+    LastMessages,
+    age,
+    time_ms,
+    too_many_keys,
+)
 from marshal_py.transport.ports import Bounds, ClusterAdmin, MessageReader, RawMessage
 
 WINDOW: Final = 2_000  # offsets per partition that the first look for a key reads
 WINDOW_FACTOR: Final = 4  # how much more each next look reads
+RETRIES_MAX: Final = 10  # of one reading that retention overtakes: it deletes whole segments, and seldom
 
 Offsets = Mapping[TopicPartition, int]
 Matches = Callable[[Sequence[RawMessage]], Iterable[RawMessage]]
@@ -30,8 +41,8 @@ Matches = Callable[[Sequence[RawMessage]], Iterable[RawMessage]]
 
 class Page(NamedTuple):
     """One page of a batch's answer. `pending`: for each message, how many matching ones come after it. `left`: how many
-    match and are not here. `lower`: where the next page begins, `up_to`: the last offset of the whole answer, by
-    partition. Without a key `pending` and `left` may count offsets."""
+    match and are not here. `lower`: where the next page begins (or NOT_BEGUN), `up_to`: the last offset of the whole
+    answer, by partition. Without a key `pending` and `left` may count offsets."""
 
     messages: list[RawMessage]
     pending: list[int]
@@ -175,13 +186,24 @@ class Reads:
         if matching is None and len(taken) == len(every) and not more:
             matching = len(taken)  # nothing that exists is left, whatever offsets are missing
         left = sum(ends[tp] - start for tp, start in starts.items()) if matching is None else matching
-        lower, pending = {tp.partition: start for tp, start in starts.items()}, []
+        lower, pending = self._lower(request, starts, ends), []
         for message in taken:
             number, offset = message.partition() or 0, message.offset() or 0
             left -= offset + 1 - lower[number] if matching is None else 1
             lower[number] = offset + 1
             pending.append(left)
         return Page(taken, pending, left, lower, _last(ends))
+
+    def _lower(self, request: GetRequest, starts: Offsets, ends: Offsets) -> dict[int, int]:
+        """Returns where the answer begins in each partition; NOT_BEGUN where no message is at or after the start."""
+        return {
+            tp.partition: NOT_BEGUN
+            if request.start_time is not None
+            and start >= ends[tp]
+            and request.lower.get(tp.partition, NOT_BEGUN) == NOT_BEGUN
+            else start
+            for tp, start in starts.items()
+        }
 
     def _newest(self, request: GetRequest, starts: Offsets, ends: Offsets) -> dict[bytes, RawMessage]:
         """Returns what `_lasts` returns, of the keys that match multi_last. It may raise BadRequest (413) itself."""
@@ -296,11 +318,16 @@ class Reads:
             ends = {tp: min(end, last.get(tp.partition, -1) + 1) for tp, end in ends.items()}
         elif "up_to_time" in found:
             ends = {tp: min(end, found["up_to_time"].get(tp, end)) for tp, end in ends.items()}
-        starts = {tp: max(bounds[tp].first, request.lower.get(tp.partition, 0)) for tp in tps}
+        lower = {tp: request.lower.get(tp.partition, NOT_BEGUN) for tp in tps}
+        starts = {tp: max(bounds[tp].first, lower[tp]) for tp in tps}
         if request.offset is not None:
             starts = {tp: max(start, request.offset) for tp, start in starts.items()}
         elif "start_time" in found:
-            starts = {tp: max(start, found["start_time"].get(tp, ends[tp])) for tp, start in starts.items()}
+            began = found["start_time"]
+            starts = {
+                tp: max(start, began.get(tp, ends[tp])) if lower[tp] == NOT_BEGUN else start
+                for tp, start in starts.items()
+            }
         return {tp: min(start, max(ends[tp], 0)) for tp, start in starts.items()}, ends
 
     def _bounds_and_times(
@@ -336,10 +363,24 @@ class Reads:
         return with_key
 
     def _read(self, starts: Offsets, ends: Offsets) -> Iterator[Sequence[RawMessage]]:
-        """Yields the messages of the span."""
-        spans = {tp: start for tp, start in starts.items() if start < ends[tp]}
-        if spans:
-            yield from self._reader.read(spans, {tp: ends[tp] for tp in spans}, self._timeout_s)
+        """Yields the messages of the span that exist when it comes to them. Raises RangeLost if retention overtakes it
+        again and again."""
+        left, retries = {tp: start for tp, start in starts.items() if start < ends[tp]}, RETRIES_MAX
+        while left:
+            reached = dict(left)
+            try:
+                for messages in self._reader.read(left, {tp: ends[tp] for tp in left}, self._timeout_s):
+                    newest = dict(zip(map(methodcaller("partition"), messages), messages, strict=True))
+                    reached |= {place(message): (message.offset() or 0) + 1 for message in newest.values()}
+                    yield messages
+                return
+            except RangeLost:
+                if not retries:
+                    raise
+                retries -= 1
+            bounds = self._admin.bounds([*reached], committed=self._committed)
+            reached = {tp: max(at, bounds[tp].first) for tp, at in reached.items()}
+            left = {tp: at for tp, at in reached.items() if at < min(ends[tp], bounds[tp].end)}
 
 
 def place(message: RawMessage) -> TopicPartition:

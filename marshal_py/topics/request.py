@@ -19,6 +19,7 @@ from marshal_py.transport.ports import RawMessage
 MAX_BYTES_DEFAULT: Final = 64 * 1024 * 1024  # as in ADR-31: what a server sends at most without max_bytes
 KEYS_MAX: Final = 1024  # keys that one multi_last may name or find
 TOO_MANY: Final = 413  # ADR-31's status for more of them
+NOT_BEGUN: Final = -1  # in `lower`: no message of the partition is at or after `start_time` yet
 Time = str | datetime
 
 
@@ -91,7 +92,7 @@ class GetRequest:
         return replace(
             self,
             offset=None,
-            start_time=None,
+            start_time=self.start_time if NOT_BEGUN in lower.values() else None,
             lower=dict(lower),
             up_to_offset=dict(up_to),
             up_to_time=None,
@@ -110,11 +111,24 @@ class GetRequest:
             return replace(self, last_by_key=None, multi_last=[key], batch=page)
         return replace(self, batch=self.batch or page)
 
-    def after(self, up_to: Mapping[int, int], topic_id: str) -> Self:
-        """Returns the same question about messages that came later. The arguments mean what they mean in `page`."""
-        lower = {partition: offset + 1 for partition, offset in up_to.items()}
+    def after(self, lower: Mapping[int, int], up_to: Mapping[int, int], topic_id: str) -> Self:
+        """Returns the same question about messages that came later, none before its own start. The arguments mean what
+        they mean in `page`."""
+        least = self.offset or 0
+        starts = {
+            partition: max(offset + 1, least, self.lower.get(partition, 0))
+            if lower[partition] != NOT_BEGUN
+            else NOT_BEGUN
+            for partition, offset in up_to.items()
+        }
         return replace(
-            self, offset=None, start_time=None, lower=lower, up_to_offset=None, up_to_time=None, topic_id=topic_id
+            self,
+            offset=None,
+            start_time=self.start_time if NOT_BEGUN in starts.values() else None,
+            lower=starts,
+            up_to_offset=None,
+            up_to_time=None,
+            topic_id=topic_id,
         )
 
     def _check_combination(self) -> None:

@@ -198,7 +198,7 @@ class Topic:
             last[number] = at
         end = EndOfBatch(page.left, last, page.up_to)
         following = request.page(page.lower, page.up_to, reads.topic_id) if page.left else None
-        return StoredBatch(messages, end, following, request.after(page.up_to, reads.topic_id))
+        return StoredBatch(messages, end, following, request.after(page.lower, page.up_to, reads.topic_id))
 
     def pages(self, request: GetRequest) -> Iterator[StoredBatch]:
         """Yields every page of a question. All pages show the point in time of the first one.

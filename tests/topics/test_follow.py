@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from marshal_py.errors import BadRequest
-from marshal_py.topics.request import GetRequest
+from marshal_py.protocol.wire.identity import TopicPartition
+from marshal_py.topics.request import GetRequest, StoredBatch
 from marshal_py.topics.topic import Topic
+from marshal_py.transport import memory
 from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 
 NAME = "users"
@@ -94,6 +97,55 @@ def test_what_came_later(broker: MemoryBroker) -> None:
     second = topic.get_page(first.later_request())
     assert [message.value for message in second] == [b"3"]
     assert list(topic.get_page(second.later_request())) == []
+
+
+def test_what_came_later_begins_where_the_question_did(broker: MemoryBroker) -> None:
+    """An offset that does not exist yet stays the beginning, however often the program asks."""
+    topic = Topic(MemoryTransport(broker), NAME)
+    write(broker, (0, "a", "1"))
+    (page,) = topic.pages(GetRequest(offset=3, partition=0, batch=5))
+    write(broker, (0, "a", "2"))
+    page = topic.get_page(page.later_request())
+    assert list(page) == []
+    write(broker, (0, "a", "3"), (0, "a", "4"), (0, "a", "5"))
+    assert [message.offset for message in topic.get_page(page.later_request())] == [3, 4]
+
+
+def test_a_time_that_has_not_come_is_waited_for(broker: MemoryBroker) -> None:
+    """Per partition: where the answer has begun, an older message counts, as in one answer."""
+    topic = Topic(MemoryTransport(broker), NAME)
+    write(broker, (0, "a", "before"))
+    (page,) = topic.pages(GetRequest(start_time="2023-11-14T22:13:20.002Z", batch=1))  # T0 + 2 ms
+    write(broker, (0, "a", "before"), (1, "a", "1"), (1, "a", "2"))
+    *_, page = topic.pages(page.later_request())
+    assert [message.value for message in page] == [b"2"]
+    for partition, value, at_ms in ((0, b"old", T0), (1, b"3", T0), (0, b"4", T0 + 9), (0, b"5", T0)):
+        broker.produce(NAME, partition, value, b"a", None, at_ms)
+    later = [message.value for page in topic.pages(page.later_request()) for message in page]
+    assert later == [b"3", b"4", b"5"]
+
+
+@pytest.mark.parametrize("with_index", [False, True])
+@pytest.mark.parametrize(
+    "question", [{"next_by_key": "k29"}, {"next_by_key": "k29", "batch": 5}, {"multi_last": ["*"]}, {"batch": 99}]
+)
+def test_retention_that_overtakes_a_question(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, question: dict[str, Any], with_index: bool
+) -> None:
+    """The answer goes on with what is left, once each."""
+    monkeypatch.setattr(memory, "READ_MAX", 5)
+    write(broker, *((0, f"k{at}", "v") for at in range(30)))
+    topic = Topic(
+        MemoryTransport(broker), NAME, on_progress=lambda *_: broker.delete_records(TopicPartition(NAME, 0), 20)
+    )
+    if with_index:
+        topic.key_index(tmp_path / "index")
+        topic.update_index()
+    answer = topic.get(**question)
+    found = [message.offset for message in answer] if isinstance(answer, StoredBatch) else [answer.offset]
+    assert len(found) == len(set(found))
+    assert found[-1] == 29
+    topic.close()
 
 
 def test_progress_is_reported(broker: MemoryBroker) -> None:
