@@ -30,7 +30,7 @@ import msgspec
 
 from marshal_py.errors import FileUnusable, IndexBusy
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.topics.keys import ONE, REST, SEPARATOR, has_wildcard, matcher
+from marshal_py.topics.keys import ONE, REST, SEPARATOR, exact, has_wildcard, matcher
 from marshal_py.topics.reads import Offsets, Page, Reads, place
 from marshal_py.topics.request import KEYS_MAX, GetRequest, age, too_many_keys
 from marshal_py.transport.memory import MemoryMessage
@@ -357,9 +357,9 @@ def prefix_of(pattern: str, separator: str, wildcards: Sequence[str]) -> bytes:
     fixed: list[str] = []
     for token in pattern.split(separator):
         if token in wildcards:
-            return (separator.join(fixed) + separator if fixed else "").encode()
+            return (separator.join(fixed) + separator if fixed else "").encode(errors="surrogateescape")
         fixed.append(token)
-    return pattern.encode()
+    return pattern.encode(errors="surrogateescape")
 
 
 ADD_AT_ONCE: Final = 100_000  # entries of one transaction; more are hardly faster
@@ -481,9 +481,7 @@ class IndexedReads(Reads):
         wild = [pattern for pattern in patterns if isinstance(pattern, str) and has_wildcard(pattern)]
         if not wild or not self._is_current():
             return super()._newest(request, starts, ends)
-        keys = {
-            pattern.encode() if isinstance(pattern, str) else pattern for pattern in patterns if pattern not in wild
-        }
+        keys = {exact("multi_last", pattern) for pattern in patterns if pattern not in wild}
         for pattern in wild:
             test = matcher(pattern)
             keys |= {key for key in self._index.keys(prefix_of(pattern, SEPARATOR, (ONE, REST))) if test(key)}

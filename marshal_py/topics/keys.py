@@ -40,7 +40,15 @@ def exact(name: str, key: object) -> bytes:
         raise BadRequest(
             f"{name}={shown(key)} has a wildcard: multi_last takes wildcards; give a literal * or > as bytes"
         )
-    return key.encode()
+    return _encoded(name, key)
+
+
+def _encoded(name: str, text: str) -> bytes:
+    """Returns a text in UTF-8, with bytes of a command line that are none as they were. Raises BadRequest."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"{name}={shown(text)} has no form in UTF-8: give bytes") from error
 
 
 def has_wildcard(pattern: str) -> bool:
@@ -63,13 +71,14 @@ def matcher(pattern: Key) -> Callable[[bytes], bool]:
     if not isinstance(pattern, str) or not pattern:
         raise BadRequest(f"multi_last has {shown(pattern)}: a key is a text that is not empty, or bytes")
     if not has_wildcard(pattern):
-        wanted = pattern.encode()
+        wanted = _encoded("multi_last", pattern)
         return lambda key: key == wanted
     if not is_pattern(pattern):
         raise BadRequest(
             f"multi_last has {shown(pattern)}: `>` stands for the rest, so only the last token may be it; no token is "
             "empty"
         )
+    _encoded("multi_last", pattern)
     matches_tokens = token_matcher(pattern)
 
     def matches(key: bytes) -> bool:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from marshal_py.errors import BadRequest, MessageNotFound, RangeLost, TopicMissing, UnsupportedPlatform
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.topics.keys import Partitioner, has_wildcard, matcher, shown
+from marshal_py.topics.keys import Partitioner, exact, has_wildcard, matcher, shown
 from marshal_py.topics.request import (
     KEYS_MAX,
     MAX_BYTES_DEFAULT,
@@ -210,7 +210,7 @@ class Reads:
         assert request.multi_last is not None
         patterns = request.multi_last
         if not any(isinstance(pattern, str) and has_wildcard(pattern) for pattern in patterns):
-            keys = {pattern.encode() if isinstance(pattern, str) else pattern for pattern in patterns}
+            keys = {exact("multi_last", pattern) for pattern in patterns}
             return self._lasts(keys, starts, ends)
         tests = [matcher(pattern) for pattern in patterns]
         found = LastMessages()

@@ -5,7 +5,7 @@ It reads nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Self, overload
@@ -158,7 +158,8 @@ class GetRequest:
         _ = self.key
         if self.multi_last is None:
             return
-        if isinstance(self.multi_last, str | bytes) or not self.multi_last:
+        is_list = isinstance(self.multi_last, Collection) and not isinstance(self.multi_last, str | bytes | Mapping)
+        if not is_list or not self.multi_last:
             raise BadRequest(f"multi_last={self.multi_last!r}: a list of keys and patterns, at least one")
         if len(self.multi_last) > KEYS_MAX:
             raise too_many_keys(len(self.multi_last))

@@ -427,7 +427,9 @@ def test_keys_that_are_bytes_are_literal() -> None:
     )
     assert topic.get(last_by_key=b"a.*").value == b"star"
     assert topic.get(last_by_key=b"\xff\x00").value == b"raw"
-    assert values(topic.get(multi_last=[">"])) == [b"star"], "keys that are no UTF-8, and none, match no wildcard"
+    assert topic["\udcff\x00"].value == b"raw", "as Python has it from a command line"
+    assert values(topic.get(multi_last=["\udcff\x00"])) == [b"raw"]
+    assert values(topic.get(multi_last=[">", "\udcff.*"])) == [b"star"], "no UTF-8, and none, match no wildcard"
     assert values(topic.get(multi_last=[b"a.*", b"\xff\x00"])) == [b"star", b"raw"]
 
 
@@ -507,6 +509,12 @@ def test_an_offset_of_several_partitions_names_one(fill: Any) -> None:
         {"last_by_key": 5},
         {"last_by_key": "a.*"},
         {"next_by_key": "a.>"},
+        {"last_by_key": "\ud800"},
+        {"multi_last": ["\ud800"]},
+        {"multi_last": ["\ud800.*"]},
+        {"multi_last": 5},
+        {"multi_last": (key for key in "k")},
+        {"multi_last": {"k": 1}},
         {"multi_last": []},
         {"multi_last": "k"},
         {"multi_last": ["k"], "offset": 1},
