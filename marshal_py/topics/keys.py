@@ -127,15 +127,19 @@ def _crc32_partition(key: bytes, partitions: int) -> int:
     return zlib.crc32(key) % partitions
 
 
+def _crc32_or_random(key: bytes, partitions: int) -> int | None:
+    return _crc32_partition(key, partitions) if key else None  # librdkafka treats an empty key as it treats none
+
+
 # Partitioners by librdkafka's names. The Java producer's default is murmur2_random, librdkafka's consistent_random.
 # "all" means that the producers of the topic are not known, so every partition is read.
 ALL: Final = "all"
-Partitioner = Callable[[bytes, int], int]  # of a key and the number of partitions
+Partitioner = Callable[[bytes, int], int | None]  # of a key and the number of partitions; None: any of them
 PARTITIONERS: Final[Mapping[str, Partitioner | None]] = {
     ALL: None,
     "murmur2_random": _murmur2_partition,
     "murmur2": _murmur2_partition,
-    "consistent_random": _crc32_partition,
+    "consistent_random": _crc32_or_random,
     "consistent": _crc32_partition,
 }
 

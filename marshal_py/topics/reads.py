@@ -282,15 +282,19 @@ class Reads:
             return [TopicPartition(self.topic, request.partition)]
         if up_to:
             return [TopicPartition(self.topic, number) for number in sorted(up_to)]
-        key = request.key
-        if key is not None and self._choose is not None:
-            return [TopicPartition(self.topic, self._choose(key, count))]
+        chosen = self._chosen(request.key, count)
+        if chosen is not None:
+            return [TopicPartition(self.topic, chosen)]
         return [TopicPartition(self.topic, number) for number in range(count)]
+
+    def _chosen(self, key: bytes | None, count: int) -> int | None:
+        """Returns the one of `count` partitions that has the key; None if it may be in any of them."""
+        return None if key is None or self._choose is None else self._choose(key, count)
 
     def partition_of(self, key: bytes, given: int | None) -> int | None:
         """Returns the partition that the user (`given`, checked) or the topic's partitioner names for a key, if any."""
         tps = self._partitions(GetRequest(next_by_key=key, partition=given))
-        return None if given is None and self._choose is None else tps[0].partition
+        return None if given is None and self._chosen(key, len(tps)) is None else tps[0].partition
 
     def _only_partition(self, request: GetRequest, name: str) -> TopicPartition:
         """Returns the partition that the argument `name`, an offset, belongs to. Raises BadRequest, TopicMissing."""

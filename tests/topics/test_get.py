@@ -472,6 +472,14 @@ def test_a_partitioner_reads_one_partition(partitioner: str) -> None:
     assert [topic.get(next_by_key=key, offset=0).value for key in keys] == keys, "the key says which partition's offset"
 
 
+def test_an_empty_key_may_be_anywhere() -> None:
+    """librdkafka's consistent_random spreads empty keys as it spreads messages without a key."""
+    for partitioner, found in (("consistent_random", b"new"), ("consistent", b"old")):
+        topic = in_memory([Entry(0, b"", b"old", T0), Entry(2, b"", b"new", T0 + 1)], 4, partitioner=partitioner)
+        assert topic.get(last_by_key=b"").value == found
+        assert topic.get(next_by_key=b"").value == b"old"
+
+
 def test_an_offset_of_several_partitions_names_one(fill: Any) -> None:
     topic = fill([Entry(1, b"k", b"v", T0)], 2)
     assert topic.get(offset=0, partition=1).value == b"v"
