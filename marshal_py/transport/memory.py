@@ -619,6 +619,8 @@ class MemoryWriter:
             if topic not in self.broker.topics:
                 raise TopicMissing(topic)
             count = len(self.broker.topics[topic])
+            if partition is not None and not 0 <= partition < count:
+                raise InvalidOption("partition", partition, f"topic {topic!r} has the partitions 0 to {count - 1}")
             number = zlib.crc32(key or b"") % count if partition is None else partition
             at_ms = timestamp_ms or self.broker.clock.now().wall_ms
             offset = self.broker.produce(topic, number, value, key, list(headers) or None, at_ms)

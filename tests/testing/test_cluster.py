@@ -66,6 +66,9 @@ def test_messages_are_read_and_acked(cluster: LocalCluster) -> None:
 def test_a_topic_that_does_not_exist(cluster: LocalCluster) -> None:
     with pytest.raises(TopicMissing):
         cluster.produce("nothing", b"")
+    for partition in (-1, 99):
+        with pytest.raises(InvalidOption, match="partition"):
+            cluster.produce("orders", b"", partition=partition)
 
 
 @pytest.mark.parametrize("name", [".", "..", "a b", ""])
