@@ -459,12 +459,12 @@ class KafkaTransport:
         AuthenticationFailed, TlsMismatch, InvalidOption."""
         self.given: settings.Settings = settings.from_user(servers)
         self._call = call
-        self._settings = redirect_callbacks(self.given, call)
+        self.redirected: settings.Settings = redirect_callbacks(self.given, call)
         self.client_id: str = str(self.given.get("client.id", settings.default_client_id()))
-        self.embedded: bool = is_embedded(cluster_id(self._settings, self.client_id, connect_timeout_s))
+        self.embedded: bool = is_embedded(cluster_id(self.redirected, self.client_id, connect_timeout_s))
         self.name = "embedded" if self.embedded else "kafka"
         self.timeout_s = connect_timeout_s
-        self._requester = SharedRequester(self._settings, self.client_id)
+        self._requester = SharedRequester(self.redirected, self.client_id)
         self._statistics_settings: settings.Settings = {}
         self._statistics: dict[str, tuple[float, str]] = {}
 
@@ -477,7 +477,7 @@ class KafkaTransport:
     def _keep_statistics(self, text: str) -> None:
         """The `stats_cb` of every client, called while polled: keeps the newest statistics (JSON), calls the user's,
         forgets closed clients."""
-        own = self._settings.get("stats_cb")
+        own = self.redirected.get("stats_cb")
         if own is not None:
             own(text)
         now = time.monotonic()
@@ -494,7 +494,7 @@ class KafkaTransport:
     def log(self, topic: str, client_id: str, writes: bool = True) -> KafkaLog:
         wait_ms = FETCH_WAIT_MS if self.embedded else LOG_FETCH_WAIT_MS
         return KafkaLog(
-            {**self._settings, **self._statistics_settings}, topic, client_id, wait_ms, writes, self._requester
+            {**self.redirected, **self._statistics_settings}, topic, client_id, wait_ms, writes, self._requester
         )
 
     def source(
@@ -502,18 +502,18 @@ class KafkaTransport:
     ) -> KafkaSource:
         wait_ms = FETCH_WAIT_MS if self.embedded else None
         own = redirect_callbacks(settings.checked(dict(extra)), self._call)
-        given = {**self._settings, **self._statistics_settings, **own}
+        given = {**self.redirected, **self._statistics_settings, **own}
         return KafkaSource(settings.data_reader(given, client_id, group, wait_ms, queue_bytes))
 
     def reader(self, client_id: str, extra: Mapping[str, Any]) -> KafkaReader:
         wait_ms = FETCH_WAIT_MS if self.embedded else None
-        return KafkaReader({**self._settings, **settings.checked(dict(extra))}, client_id, wait_ms)
+        return KafkaReader({**self.redirected, **settings.checked(dict(extra))}, client_id, wait_ms)
 
     def writer(self, on_written: OnWritten | None = None) -> KafkaProducer:
         return KafkaProducer(self, on_written)
 
     def admin(self) -> KafkaAdmin:
-        return KafkaAdmin(self._settings, self._requester, self.embedded, self.timeout_s)
+        return KafkaAdmin(self.redirected, self._requester, self.embedded, self.timeout_s)
 
 
 POLL_S: Final = 0.25

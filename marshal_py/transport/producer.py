@@ -48,6 +48,7 @@ class ProducingTransport(Protocol):
     """Declares what a KafkaProducer needs of a transport."""
 
     given: settings.Settings
+    redirected: settings.Settings  # with the user's callbacks run where they may raise
     client_id: str
     embedded: bool
 
@@ -68,9 +69,10 @@ class KafkaProducer:
         self._counts: dict[str, int] = {}  # topic -> partitions
         self._turn = 0
         self._error: MarshalError | None = None
-        self._errors = ConnectionErrors(transport.given)
-        self._producer = Producer(
-            {**settings.admin(transport.given, transport.client_id), **_WRITER, "error_cb": self._errors.on_error}
+        self._errors = ConnectionErrors(transport.redirected)
+        ours = {**_WRITER, "error_cb": self._errors.on_error}
+        self._producer = settings.create_client(
+            Producer, {**settings.admin(transport.redirected, transport.client_id), **ours}
         )
 
     def write(
@@ -191,7 +193,8 @@ class TransactionalWriter:
     """Writes within `with writer.transaction()`. Once it is made, all transactions before it are over."""
 
     def __init__(self, transport: Any, name: str) -> None:
-        """Raises AccessDenied, ClusterUnreachable; InvalidOption for a transport that is not Kafka's."""
+        """Raises AccessDenied, AuthenticationFailed, ClusterUnreachable; InvalidOption for a transport that is not
+        Kafka's."""
         given = getattr(transport, "given", None)
         if given is None:
             raise InvalidOption("transport", type(transport).__name__, "one to Kafka, which has transactions")
@@ -199,7 +202,9 @@ class TransactionalWriter:
         self._topics: set[str] = set()  # to which it writes
         self._refused: MarshalError | None = None  # why the first message of the transaction was not written
         ours = {"transactional.id": name, "message.max.bytes": 1_000_000_000}  # how large: that is for the topic to say
-        self._producer = Producer({**settings.admin(given, transport.client_id), **ours})
+        self._producer = settings.create_client(
+            Producer, {**settings.admin(transport.redirected, transport.client_id), **ours}
+        )
         with self._errors():
             self._producer.init_transactions(TIMEOUT_S)
 

@@ -20,6 +20,10 @@ from marshal_py.transport.connecting import (
     calls_while_polled,
     redirect_callbacks,
 )
+from marshal_py.transport.embedded import Broker
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.producer import TransactionalWriter
+from tests.support.client_fixtures import DEADLINE_S, until
 
 DENIED = AccessDenied("User:a", "Write", "topic", "__marshal")
 GIVEN = {"bootstrap.servers": "broker:9092", "sasl.username": "a", "security.protocol": "SASL_SSL"}
@@ -207,6 +211,23 @@ def test_the_users_callbacks_do_not_run_on_the_polling_thread() -> None:
         call()  # type: ignore[operator]
     assert heard == [error, "{}", (30, "%s", "line")]
     assert own["linger.ms"] == 0
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_nor_do_they_run_on_a_thread_that_writes(transactional: bool) -> None:
+    """What one of them raises would come out of the call that polls."""
+    waiting: list[object] = []
+
+    def fails(error: KafkaError) -> None:
+        raise AssertionError(error)
+
+    with Broker(topics={"orders": 1}) as broker:
+        given = {"bootstrap.servers": broker.bootstrap_servers, "error_cb": fails, "log_level": 0}
+        transport = KafkaTransport(given, DEADLINE_S, waiting.append)
+        writer = TransactionalWriter(transport, "me") if transactional else transport.writer()
+        broker.broker_down(1)
+        until(lambda: (writer._producer.poll(0.01), waiting)[1], "the error callback is called")
+        writer.close()
 
 
 def test_what_librdkafka_calls_in_the_thread_that_polls_is_known() -> None:
