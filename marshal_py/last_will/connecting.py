@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -174,11 +175,10 @@ def connect() -> socket.socket:
             # Not socket.send_fds, which ignores flags.
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [theirs.fileno()]))
             run.sendmsg([b"connect"], [rights], socket.MSG_DONTWAIT)
-    except ConnectionError as error:
-        ours.close()
-        raise Unusable("marshal run has ended") from error
     except OSError as error:
         ours.close()
+        if isinstance(error, ConnectionError) or error.errno == errno.ENOTCONN:  # which the second one that asks gets
+            raise Unusable("marshal run has ended") from error
         raise OSError(f"marshal run has not taken earlier connections yet ({error})") from error
     finally:
         theirs.close()

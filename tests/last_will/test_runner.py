@@ -340,6 +340,17 @@ def test_connecting_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs.close()
 
 
+def test_a_marshal_run_that_has_ended_is_gone_for_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes share the socket: the first one that asks learns it by another error than the next ones."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    monkeypatch.setenv(connecting.VARIABLE, connecting.describe(theirs.fileno()))
+    ours.close()
+    for _ in range(3):
+        with pytest.raises(connecting.Unusable, match="marshal run has ended"):
+            connecting.connect()
+    theirs.close()
+
+
 def test_how_a_process_ended_in_words() -> None:
     assert in_words(0) == "exit status 0"
     assert in_words(3 << 8) == "exit status 3"
