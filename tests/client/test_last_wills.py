@@ -6,6 +6,7 @@ Evict, and the log shows that there is none.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -17,10 +18,11 @@ import pytest
 
 from marshal_py import Consumer, connect
 from marshal_py.client.driver import last_wills
-from marshal_py.client.driver.last_wills import FOR_GOOD, KEEP_S
+from marshal_py.client.driver.last_wills import FOR_GOOD, KEEP_S, UNKEPT
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
 from marshal_py.last_will import connecting, death
 from marshal_py.last_will.connecting import WitnessConnection
+from marshal_py.last_will.kept_file import KeptFile
 from marshal_py.last_will.messages import Register
 from marshal_py.last_will.witness import Witness
 from marshal_py.protocol.wire.records import Evict, Heartbeat, Join, Leave, ReleasingPartition, died
@@ -305,6 +307,35 @@ def test_a_marshal_run_that_drops_a_process_is_asked_again(
         assert texts == ["the witness has ended; marshal run is asked again after a pause"]
         until(registered, "the witness has the session again")
     witness.close()
+
+
+def test_a_will_that_cannot_be_kept(embedded: EmbeddedTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T19: the consumer is told why, once, and its witness stays; the session is registered when there is room."""
+    registered: list[str] = []
+    plain, full = WitnessConnection.register, [True]
+
+    class FullFile(KeptFile):
+        def __init__(self) -> None:
+            if full:
+                raise OSError(errno.EMFILE, "Too many open files")
+            super().__init__()
+
+    def register(connection: WitnessConnection, session: Register, kept_fd: int) -> None:
+        plain(connection, session, kept_fd)
+        registered.append(session.group)
+
+    monkeypatch.setattr(WitnessConnection, "register", register)
+    monkeypatch.setattr(last_wills, "KeptFile", FullFile)
+    group = embedded.group()
+    with embedded.connect(last_will="process") as marshal, joined(marshal, group, [embedded.topic()]) as consumer:
+        texts: list[str] = []
+        until(lambda: (texts.extend(lost(consumer)), texts)[1], "last_will_lost")
+        assert texts == [UNKEPT.format("[Errno 24] Too many open files")]
+        first = witnesses(MARK)
+        assert not registered
+        full.clear()
+        until(lambda: registered == [group], "it is registered")
+        assert (witnesses(MARK), lost(consumer)) == (first, [])
 
 
 def test_bad_options_are_refused(memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ AGAIN: Final = {
     "process": "another witness is started after a pause",
 }
 FOR_GOOD: Final = "this process stays without a witness"
+UNKEPT: Final = "its last will cannot be kept ({}); that is tried again"
 # Calls into Python, which cannot leave this process. Nothing is lost without them in a producer that logs nowhere.
 _CALLS: Final = frozenset({"error_cb", "stats_cb", "throttle_cb", "logger", "on_commit", "log_cb"})
 
@@ -83,9 +84,25 @@ class _Kept:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.file = KeptFile()
+        self.file: KeptFile | None = None
         self.registered = False
         self.told = ""  # why there is no witness, as the consumer was told
+        self.unkept = ""  # why its will cannot be kept
+
+    def keep(self, will: LastWill | None) -> None:
+        """Keeps the will, or notes why that fails: this process has no descriptor left, or the machine no space."""
+        try:
+            self.file = self.file or KeptFile()
+            self.file.keep(will)
+        except OSError as error:
+            self.unkept = UNKEPT.format(error)
+            return
+        if self.unkept:
+            self.unkept = self.told = ""
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
 
 
 class LastWills:
@@ -123,7 +140,9 @@ class LastWills:
 
         def done() -> bool:
             kept = self._kept.get(driver)
-            return self._connection is None or driver.ended or (kept is not None and kept.registered)
+            return (
+                self._connection is None or driver.ended or (kept is not None and bool(kept.registered or kept.unkept))
+            )
 
         self._wake.set()
         with self._registered:
@@ -155,7 +174,7 @@ class LastWills:
                 self._connection.withdraw(kept.number)
             self._connection.close()
         for kept in self._kept.values():
-            kept.file.close()
+            kept.close()
 
     def _connect(self) -> None:
         """Sees to it that there is a connection, if it is time for one."""
@@ -216,11 +235,15 @@ class LastWills:
             self._lost = f"{why}; {FOR_GOOD if for_good else AGAIN[self._kind]}"
 
     def _tell(self, drivers: list[ConsumerDriver]) -> None:
-        """Tells these consumers that they have no witness, and why."""
+        """Tells these consumers that they have no witness, and why, unless they know."""
+        texts = {driver: self._kept[driver].unkept or self._lost for driver in drivers}
+        untold = {driver: text for driver, text in texts.items() if text and self._kept[driver].told != text}
+        if not untold:
+            return
         with self._context.outbox, self._context.lock:
-            for driver in drivers:
-                self._kept[driver].told = self._lost
-                driver.advise("last_will_lost", text=self._lost)
+            for driver, text in untold.items():
+                self._kept[driver].told = text
+                driver.advise("last_will_lost", text=text)
 
     def _keep(self) -> None:
         wills: dict[ConsumerDriver, LastWill | None] = {}
@@ -232,22 +255,18 @@ class LastWills:
             if kept is None:
                 self._numbers += 1
                 kept = self._kept[driver] = _Kept(self._numbers)
-            kept.file.keep(will)
-            if self._connection is not None and not kept.registered:
+            kept.keep(will)
+            if self._connection is not None and not kept.registered and kept.file is not None and not kept.unkept:
                 self._connection.register(self._session(kept.number, driver), kept.file.fd)
                 kept.registered = True
                 with self._registered:
                     self._registered.notify_all()
-        untold = [
-            driver for driver, will in wills.items() if will is not None and self._kept[driver].told != self._lost
-        ]
-        if untold and self._lost:
-            self._tell(untold)
+        self._tell([driver for driver, will in wills.items() if will is not None])
         for driver in [driver for driver in self._kept if driver not in wills]:
             kept = self._kept.pop(driver)  # it has left, or ended with an error: then its lease ends as ever
             if self._connection is not None and kept.registered:
                 self._connection.withdraw(kept.number)
-            kept.file.close()
+            kept.close()
 
     def _session(self, number: int, driver: ConsumerDriver) -> Register:
         given = {key: value for key, value in self._given.items() if key not in _CALLS}
