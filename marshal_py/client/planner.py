@@ -22,7 +22,8 @@ from marshal_py.client.membership import LEAVE_TIMEOUT_S, WAIT_SLICE_S, Ending, 
 from marshal_py.client.messages.answers import Acked
 from marshal_py.client.ranges import ClaimedRange, Ranges, Taken, share
 from marshal_py.client.values import position_text
-from marshal_py.errors import BatchRefused, ClaimLost, ClusterUnreachable, InvalidOption
+from marshal_py.client.values.requests import check_count, check_wait
+from marshal_py.errors import BatchRefused, ClaimLost, ClusterUnreachable
 from marshal_py.protocol.wire import records
 from marshal_py.protocol.wire.identity import Token, TopicPartition
 
@@ -135,8 +136,10 @@ class Planner(Membership):
         `up_to`: the offset before which the batch ends in each partition. The wait takes at most `wait_s` seconds;
         None: until the consumer stops. The batch is empty (and false) if no data came or the consumer is stopping. A
         cluster that does not answer is asked again while there is time to wait. Raises BatchRefused if the last
-        batch was neither committed nor given back, and what `plan` raises.
+        batch was neither committed nor given back, InvalidOption, and what `plan` raises.
         """
+        check_count("rows_max", rows_max)
+        wait_s = check_wait(wait_s, option="wait_s")
         return ClaimedBatch(self, self.ranges.await_batch(rows_max, wait_s, up_to))
 
 
@@ -267,8 +270,6 @@ class RangePlanner:
         self, rows_max: int, wait_s: float | None = None, up_to: Mapping[TopicPartition, int] | None = None
     ) -> list[Taken]:
         """Delivers the ranges of a ClaimedBatch, as `Planner.batch` says."""
-        if rows_max < 1:
-            raise InvalidOption("max_rows", rows_max, "at least 1")
         if self.batch is not None and self.batch.open:
             raise BatchRefused(f"the last batch of {self.batch.offsets} offsets")
         deadline = None if wait_s is None else self.context.monotonic() + wait_s

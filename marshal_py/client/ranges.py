@@ -339,7 +339,7 @@ class Ranges:
     def take(self, wanted: ClaimedRange, now: Instant) -> Taken | None:
         """Delivers and returns a range; None if its claim has changed or a range in flight, the gate is shut, or it is
         paused. In at-least-once mode it begins at the next offset; in at-most-once mode the oldest undelivered grant
-        comes instead."""
+        comes instead, as far as the range goes."""
         planned = self.claims.get(wanted.tp)
         if planned is None or planned.taken is not None or planned.claim.epoch != wanted.token.epoch:
             return None
@@ -353,9 +353,9 @@ class Ranges:
             planned.taken = Taken(wanted, planned.claim, run, run.deliver(wanted.to - wanted.start, now.mono_ms))
         else:
             start = self._next(planned)
-            if not tracker.holds(start):
+            if start >= wanted.to or not tracker.holds(start):
                 return None
-            wanted = wanted._replace(start=start, to=tracker.grants[0].to)
+            wanted = wanted._replace(start=start, to=min(tracker.grants[0].to, wanted.to))
             tracker.deliver(wanted.to - 1, now.mono_ms)
             planned.requested, planned.taken = None, Taken(wanted, planned.claim, None, 0)
         planned.next_offset = wanted.to

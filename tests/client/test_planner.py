@@ -94,8 +94,12 @@ def test_the_next_batch_needs_the_last_one_done(memory: MemoryTestCluster) -> No
         planner.batch(4)
         with pytest.raises(BatchRefused, match=r"the last batch of 4 offsets .* batch\.commit\(\)"):
             planner.batch(4)
-        with pytest.raises(InvalidOption, match="max_rows=0"):
-            planner.batch(0)
+        for rows_max in (0, 1.5, "5", True):
+            with pytest.raises(InvalidOption, match="rows_max"):
+                planner.batch(rows_max)  # type: ignore[arg-type]
+        for wait_s in (-1, "1", float("nan")):
+            with pytest.raises(InvalidOption, match="wait_s"):
+                planner.batch(4, wait_s)  # type: ignore[arg-type]
 
 
 def test_a_claim_lost_before_the_commit_is_named(memory: MemoryTestCluster) -> None:
@@ -267,6 +271,32 @@ def test_planning_alone_grants_nothing(memory: MemoryTestCluster) -> None:
         (taken,) = planner.ranges.take([wanted])
         assert taken.range == wanted
         assert planner.ranges.take([wanted]) == []
+
+
+def test_at_most_once_a_grant_that_came_late_is_delivered_in_parts(memory: MemoryTestCluster) -> None:
+    """It was asked for by a larger plan, which was given up: `rows_max` and `up_to` of the present call count."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 30)
+    group = memory.group()
+    with memory.connect() as marshal, planning(marshal, group, [topic], delivery=AMO) as consumer:
+        planner = settled(consumer)
+        ranges = planner.ranges
+        (wanted,) = ranges.plan(20)
+        with ranges.context.outbox, ranges.context.lock:
+            ranges.queue.request_grant(wanted)
+            ranges.driver.ask_grants(ranges.context.clock.now())
+            ranges.queue.clear_requests()
+        until(lambda: memory.accepted(group, ClaimingMessages), "the grant")
+        for rows_max, up_to, there in (
+            (9, 1, (0, 0, 1)),
+            (2, 30, (0, 1, 3)),
+            (30, 30, (0, 3, 20)),
+            (30, 30, (0, 20, 30)),
+        ):
+            batch = planner.batch(rows_max, 30.0, {TopicPartition(topic, 0): up_to})
+            assert spans(batch) == [there]
+            batch.commit()
+        assert len(memory.accepted(group, ClaimingMessages)) == 2
 
 
 def test_a_plan_ends_at_its_bound(memory: MemoryTestCluster) -> None:

@@ -168,11 +168,11 @@ def check_timeout(
     return min(timeout_s, EXPIRES_S_MAX)
 
 
-def check_wait(timeout_s: float | None) -> float | None:
+def check_wait(timeout_s: float | None, *, option: str = "timeout_s") -> float | None:
     """Returns for how many seconds a `drain` or `wait` may wait; None stays None. Raises InvalidOption."""
     if timeout_s is None:
         return None
-    return check_timeout(timeout_s, "a number of seconds, at least 0, or None")
+    return check_timeout(timeout_s, "a number of seconds, at least 0, or None", option=option)
 
 
 def check_partition(partition: object) -> TopicPartition:
