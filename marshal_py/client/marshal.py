@@ -30,7 +30,7 @@ from marshal_py.client.membership import LEAVE_TIMEOUT_S, Ending, Membership, fe
 from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.planner import Planner
 from marshal_py.client.ranges import Ranges
-from marshal_py.client.values import position_text
+from marshal_py.client.values import position_text, requests
 from marshal_py.client.values.options import (
     CONNECT_TIMEOUT_S,
     COORDINATION_TOPIC,
@@ -352,13 +352,14 @@ class Marshal:
         `error_cb`, `stats_cb` and `logger` among the settings are called on the thread "marshal-callbacks". While no
         broker answers, a line in the log of this process says every 5 s why.
 
-        Raises ClusterUnreachable after `timeout_s` seconds, with librdkafka's last error; AuthenticationFailed and
-        TlsMismatch after about 2 s; CoordinationError, AccessDenied, InvalidOption, UnsupportedPlatform.
+        Raises ClusterUnreachable after `timeout_s` seconds, an hour at most, with librdkafka's last error;
+        AuthenticationFailed and TlsMismatch after about 2 s; CoordinationError, AccessDenied, InvalidOption,
+        UnsupportedPlatform.
         """
         _check_platform()
         if type(coordination_partitions) is not int or not 1 <= coordination_partitions <= PARTITION_MAX:
             raise InvalidOption("coordination_partitions", coordination_partitions, f"1 to {PARTITION_MAX}")
-        check_timeout(timeout_s)
+        timeout_s = check_timeout(timeout_s)
         retention = check_retention(snapshot_every_records, history_kept_s, evidence_dir)
         named_in = servers_or_config.get("client.id", "") if isinstance(servers_or_config, Mapping) else ""
         unique = f"{named_in or default_client_id()}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -506,12 +507,13 @@ class Marshal:
         Callbacks that have begun or are waiting get the time that is left, or a second if that is less.
 
         A second call does nothing; if the first was interrupted (ctrl-C), it does what is left. While another thread
-        closes the Marshal, the call waits for that, at most `timeout_s` seconds. Raises ReentrantCall, and at the end
-        the first error of a consumer.
+        closes the Marshal, the call waits for that, at most `timeout_s` seconds. Raises ReentrantCall, InvalidOption,
+        and at the end the first error of a consumer.
         """
         self._context.check_call("Marshal", "close", waits=True)
+        timeout_s = requests.check_timeout(timeout_s)
         deadline = self._context.end_budget.deadline(timeout_s)  # of all together: what is left of the budget
-        if self._closing.acquire(timeout=max(0.0, min(timeout_s, threading.TIMEOUT_MAX))):
+        if self._closing.acquire(timeout=timeout_s):
             try:
                 if not self._done:
                     self._close(deadline)

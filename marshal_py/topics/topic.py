@@ -88,7 +88,7 @@ class Topic:
             raise InvalidOption("partitioner", partitioner, f"one of {', '.join(PARTITIONERS)}")
         if isolation not in ("read_committed", "read_uncommitted"):
             raise InvalidOption("isolation", isolation, "read_committed or read_uncommitted")
-        check_timeout(timeout_s)
+        timeout_s = check_timeout(timeout_s)
         for option, given in (("key_deserializer", key_deserializer), ("value_deserializer", value_deserializer)):
             if given is not None:
                 check_plain(option, given)

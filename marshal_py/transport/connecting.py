@@ -291,10 +291,14 @@ LOG_INFO: Final = 6  # librdkafka's level; it reports cut connections there
 _WAITS: Final = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN})
 
 
-def check_timeout(timeout_s: float) -> None:
-    """Raises InvalidOption unless a call may wait for so long."""
+TIMEOUT_S_MAX: Final = 3_600.0  # librdkafka takes no more for a request of an admin; who asks for more gets this
+
+
+def check_timeout(timeout_s: float) -> float:
+    """Returns how long a call may wait, at most TIMEOUT_S_MAX. Raises InvalidOption unless it is a time."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
         raise InvalidOption("timeout_s", timeout_s, "a number of seconds, more than 0")
+    return min(timeout_s, TIMEOUT_S_MAX)
 
 
 def metadata(

@@ -74,6 +74,12 @@ def test_a_port_where_nobody_listens_is_named() -> None:
     assert raised.value.retriable
 
 
+def test_a_wait_without_an_end_is_one_of_an_hour(embedded: EmbeddedTestCluster) -> None:
+    """librdkafka takes no longer one for a request of an admin."""
+    with marshal_py.connect(embedded.target, timeout_s=float("inf")) as marshal:
+        assert marshal.topics("nothing-*") == ()
+
+
 def test_a_name_that_does_not_resolve_is_named() -> None:
     with pytest.raises(ClusterUnreachable, match=r"Failed to resolve 'no-such-host\.invalid"):
         connect("no-such-host.invalid:9092", 0.5)

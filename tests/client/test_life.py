@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from marshal_py import TopicPartition, aio
-from marshal_py.errors import ConsumerClosed, DuplicateClientId, TopicRecreated
+from marshal_py.errors import ConsumerClosed, DuplicateClientId, InvalidOption, TopicRecreated
 from marshal_py.info import ClaimInfo
 from marshal_py.protocol.wire.records import ClaimingPartition, Evict, Join, Leave, ReleasingPartition, StepDown
 from marshal_py.transport.memory import MemorySource
@@ -142,6 +142,27 @@ def test_two_threads_may_close_a_marshal(memory: MemoryTestCluster, monkeypatch:
     for thread in threads:
         thread.join(DEADLINE_S)
     assert (len(inside), marshal._done, consumer.cached_info().closed) == (1, True, True)
+
+
+@pytest.mark.parametrize("timeout_s", [-1, float("nan"), "10", None, True])
+def test_a_close_that_cannot_be_ends_nothing(memory: MemoryTestCluster, timeout_s: Any) -> None:
+    """It raises before anything is stopped; without an end in sight, it closes."""
+
+    async def close() -> None:
+        async with await aio.connect(memory.target) as marshal:
+            with pytest.raises(InvalidOption, match="timeout_s"):
+                await marshal.close(timeout_s)
+            assert await marshal.topics() == (topic,)
+
+    topic = memory.topic()
+    marshal = memory.connect()
+    consumer = joined(marshal, memory.group(), [topic])
+    with pytest.raises(InvalidOption, match="timeout_s"):
+        marshal.close(timeout_s)
+    assert not consumer.cached_info().closed
+    marshal.close(float("inf"))
+    assert (marshal._done, consumer.cached_info().closed) == (True, True)
+    asyncio.run(close())
 
 
 @pytest.mark.parametrize("where", ["before it reads the log", "before it joins", "after it has joined"])

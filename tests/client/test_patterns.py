@@ -197,6 +197,11 @@ def test_a_pattern_that_cannot_be_read_is_named(
         marshal.consumer(memory.group(), [pattern])
 
 
+def test_a_pattern_is_a_text(memory: MemoryTestCluster) -> None:
+    with memory.connect() as marshal, pytest.raises(InvalidOption, match="pattern=5"):
+        marshal.topics(5)  # type: ignore[arg-type]
+
+
 def test_planners_take_names_alone(memory: MemoryTestCluster) -> None:
     with memory.connect() as marshal, pytest.raises(InvalidOption):
         marshal.planner(memory.group(), [PATTERN])

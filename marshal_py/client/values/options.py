@@ -567,7 +567,7 @@ def check_pattern(pattern: str, option: str = "topics") -> None:
     """Raises InvalidOption for a text that is neither the name of a topic nor a pattern of names."""
     try:
         if pattern != ANY:
-            check_topic(pattern.replace(ANY, ""))
+            check_topic(pattern.replace(ANY, "") if isinstance(pattern, str) else pattern)
     except InvalidOption as error:
         raise InvalidOption(option, pattern, error.rule + _PATTERN_RULE) from None
 
