@@ -134,7 +134,8 @@ class Topic:
           without `multi_last` always has them.
 
         Raises BadRequest for a request that is empty or contradicts itself (408), or matches too many keys (413);
-        MessageNotFound (404), TopicMissing, DeserializationFailed, AccessDenied, ClusterUnreachable.
+        MessageNotFound (404), TopicMissing, DeserializationFailed, AccessDenied, ClusterUnreachable; RangeLost where
+        retention deletes what is read again and again.
         """
         request = GetRequest(
             offset=offset,
