@@ -291,7 +291,7 @@ def test_lag_of_a_group(shell: Shell, billing: str) -> None:
     found = shell.json("state", "--lag", billing)
     assert found.keys() >= {"group", "lag", "unknown", "parked", "per_second", "time_s", "partitions", "notices"}
     (group,) = shell.json("state", billing)["groups"]
-    more = ["per_second", "time_s", "lag_per_second", "zero_s", "oldest_s", "retention_s"]
+    more = ["per_second", "time_s", "lag_per_second", "zero_s", "oldest_s", "retention_s", "deleted"]
     assert list(found["partitions"][0]) == [*group["partitions"][0], *more]
     assert (found["unknown"], found["parked"], found["notices"]) == (0, 0, [])
     assert found["lag"] == sum(row["lag"] for row in found["partitions"])

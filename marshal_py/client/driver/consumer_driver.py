@@ -330,6 +330,7 @@ class CommitRefusals:
 EVENTS_KEPT: Final = 10_000  # advisories that the user has not asked for; the oldest are dropped first
 ERRORS_KEPT: Final = 1_000  # that the user has not asked for: what the cluster refuses is asked again and again
 PREFETCH_POLL_S: Final = 0.004  # while a partition is fetched ahead: a hand-over waits for its first bytes
+PREFETCH_POLLED_MS: Final = 1_000  # for so long: one without a leader gives none, and then each tick looks
 BEGAN_AT_END: Final = "nothing is committed: it reads what comes from now on; start='earliest' reads what is there"
 
 
@@ -417,6 +418,7 @@ class ConsumerDriver:
         self._unserved = UnservedWatch()
         self._user_callbacks = UserCallbacks(self)
         self.prefetching: set[TopicPartition] = set()  # fetched ahead, and no message has come yet
+        self._polled_until_ms = 0
         self.refused_positions: dict[
             TopicPartition, OutOfRange
         ] = {}  # the cluster refused the position; asked until it answers
@@ -508,7 +510,11 @@ class ConsumerDriver:
         if self.away:
             return False
         left = self.dropped is not None and not self.member.leaving
-        return self.member.tick_due(now) or bool(self.prefetching) or left
+        return self.member.tick_due(now) or self.awaits_prefetch(now) or left
+
+    def awaits_prefetch(self, now: Instant) -> bool:
+        """Returns whether the first bytes of a partition that is fetched ahead may come any moment."""
+        return bool(self.prefetching) and now.mono_ms < self._polled_until_ms
 
     def _look_at_source(self, now: Instant) -> None:
         for tp in [tp for tp in self.prefetching if self.source.end_offset(tp) >= 0]:
@@ -550,6 +556,7 @@ class ConsumerDriver:
         for tp, position in ready.start_prefetch:
             self.queue.start_prefetch(tp, position)
             self.prefetching.add(tp)
+            self._polled_until_ms = now.mono_ms + PREFETCH_POLLED_MS
         if ready.resolve:
             self._to_resolve += ready.resolve
             self.submit("where partitions begin", self._resolve)

@@ -170,8 +170,9 @@ class LogMaintenance:
             )
 
     def _warn(self, number: int, error: MarshalError) -> None:
-        text, extra = "coordination partition %d: %s", {"marshal_log": number}
-        self._context.lines.write(logging.WARNING, text, number, error, extra=extra)
+        self._context.lines.write(
+            logging.WARNING, "coordination partition %d: %s", number, error, extra={"marshal_log": number}
+        )
 
     def _publish(self, number: int, kind: AdvisoryKind, offset: int, text: str) -> None:
         for driver in self._logs.drivers:
@@ -326,10 +327,10 @@ class Turn:
         """Returns the drivers of the consumers whose groups are in this log."""
         return [driver for driver in self.drivers if driver.log == log]
 
-    @property
-    def prefetching(self) -> bool:
-        """Returns whether a partition is fetched ahead and nothing of it has come: its driver looks at each turn."""
-        return any([driver.prefetching for driver in self._drivers])
+    def awaits_prefetch(self, now: Instant) -> bool:
+        """Returns whether the first bytes of a partition that is fetched ahead may come any moment: its driver looks at
+        each turn."""
+        return any([driver.awaits_prefetch(now) for driver in self._drivers])
 
     def deadline_ms(self) -> int | None:
         """Returns the monotonic ms at which the next consumer must be stepped; None if there is no consumer."""
@@ -403,8 +404,9 @@ class Turn:
             try:
                 driver.source.carry_out()
             except Exception as error:
-                text = "group %s: the data client failed"
-                self._context.lines.write(logging.ERROR, text, driver.member.name, error=error)
+                self._context.lines.write(
+                    logging.ERROR, "group %s: the data client failed", driver.member.name, error=error
+                )
                 with self._context.outbox, self._context.lock:
                     driver.member.fail(ClusterError(f"the data client failed: {error!r}"))
                     driver.advance()
@@ -419,8 +421,9 @@ class Turn:
             self._context.broken[number] = error
             ending = self.of(number)
             if ending:  # otherwise the error reaches whoever opens the log, and nobody else is concerned
-                text, extra = "coordination partition %d: %s", {"marshal_log": number}
-                self._context.lines.write(logging.ERROR, text, number, error, extra=extra)
+                self._context.lines.write(
+                    logging.ERROR, "coordination partition %d: %s", number, error, extra={"marshal_log": number}
+                )
             for driver in ending:
                 driver.member.fail(error)
                 driver.advance()
@@ -517,8 +520,9 @@ class Loop:
         except Exception as error:
             if self._closing:
                 return
-            text = "the coordination log could not be read; trying again"
-            self._context.lines.write(logging.ERROR, text, error=error)
+            self._context.lines.write(
+                logging.ERROR, "the coordination log could not be read; trying again", error=error
+            )
             time.sleep(POLL_S_MAX)
         try:
             for at in range(0, len(records), FOLD_RECORDS_LOCKED) or (0,):
@@ -559,9 +563,10 @@ class Loop:
             due_ms = self.turn.deadline_ms()
             if due_ms is None:
                 return POLL_S_MAX if self.worlds else IDLE_POLL_S
-            if self.turn.prefetching:
+            now = self._context.clock.now()
+            if self.turn.awaits_prefetch(now):
                 return PREFETCH_POLL_S
-            return min(max((due_ms - self._context.clock.now().mono_ms) / 1000, 0.0), IDLE_POLL_S)
+            return min(max((due_ms - now.mono_ms) / 1000, 0.0), IDLE_POLL_S)
 
     def busy(self) -> bool:
         """Returns whether something is to be done now: a step, a record to send, a question to the cluster."""
@@ -694,8 +699,12 @@ class Loop:
                 return
             except Exception as error:  # whatever it was: without the state no consumer of the log goes on
                 if not self._closing and self._repeats.due(f"{number}: {error}"):
-                    text = "coordination partition %d: %s; trying again"
-                    self._context.logger.warning(text, number, str(error) or repr(error))
+                    self._context.lines.write(
+                        logging.WARNING,
+                        "coordination partition %d: %s; trying again",
+                        number,
+                        str(error) or repr(error),
+                    )
                 time.sleep(POLL_S_MAX)
 
     def _new_root(self, partitions: int) -> Genesis:

@@ -868,8 +868,13 @@ class Processing(Generic[K_co, V_co]):
     def leave(self, running: int) -> None:
         """Tells that handlers have not returned in time: they go on, and nobody waits for them any more."""
         if running:
-            name, text = self._driver.member.name, "group %s: process has ended, and %d handlers have not returned"
-            self._context.logger.warning(text, name, running, extra={"marshal_group": name})
+            name = self._driver.member.name
+            self._context.logger.warning(
+                "group %s: process has ended, and %d handlers have not returned",
+                name,
+                running,
+                extra={"marshal_group": name},
+            )
 
     def close(self) -> None:
         """Begins with no more messages, and gives back what waits. The consume has been told to end."""
