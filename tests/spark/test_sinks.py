@@ -225,6 +225,36 @@ def test_a_lake_is_rewound_by_the_columns_of_its_rows(kind: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", LAKES)
+@pytest.mark.parametrize("to", [5, 10], ids=["deletes", "matches_no_row"])
+def test_what_is_committed_during_a_rewind_fails_it(
+    kind: str, to: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rewind overwrote what the table knows of it, and its rows were written a second time. Also where no row is
+    deleted, for which the libraries commit nothing, or what conflicts with nothing."""
+    table, rows = lake_of(kind, tmp_path, ["topic", "partition", "offset", "topic_id"])
+    rows_from = table._rows_from
+
+    def late(*given: Any) -> str:
+        write_later = table.begin(span(6, 20, 25))
+        with write_later:
+            later = [{"topic": "orders", "partition": 0, "offset": n, "topic_id": OLD} for n in range(20, 25)]
+            schema = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
+            write_later.append(pa.Table.from_pylist(later, schema.append(pa.field("topic_id", pa.string()))))
+            write_later.commit()
+        return str(rows_from(*given))
+
+    monkeypatch.setattr(table, "_rows_from", late)
+    with pytest.raises(TableChanged):
+        table.rewind("orders", 0, to, topic_id=OLD)
+    monkeypatch.undo()
+    assert table.finished("orders", 0)[Source("orders", 0, OLD)] == ((0, 10), (20, 25))
+    assert len(rows()) == 45
+    table.rewind("orders", 0, to, topic_id=OLD)
+    assert table.finished("orders", 0)[Source("orders", 0, OLD)] == ((0, to),)
+    assert len(rows()) == 30 + to
+
+
+@pytest.mark.parametrize("kind", LAKES)
 def test_a_lake_that_lacks_columns_asks_for_a_condition(kind: str, tmp_path: Path) -> None:
     """The columns that it has count all the same."""
     table, rows = lake_of(kind, tmp_path, ["partition", "offset", "topic_id"])

@@ -326,7 +326,7 @@ class DeltaEntry(lakes.LakeEntry):
         return found
 
 
-class DeltaOutput(lakes.LakeOutput):
+class DeltaOutput(lakes.LakeOutput[DeltaTable | None]):
     """Writes batches of Marshal streams to a Delta table. Other writers may write to it, too."""
 
     uri: str
@@ -376,8 +376,7 @@ class DeltaOutput(lakes.LakeOutput):
     def known(self, spans: Mapping[Source, Span]) -> Mapping[Source, Kept]:
         return known_in(self.table(), spans)
 
-    def sources(self, topic: str, partition: int) -> dict[Source, Kept]:
-        table = self.table()
+    def _sources_in(self, table: DeltaTable | None, topic: str, partition: int) -> dict[Source, Kept]:
         if table is None:
             return {}
         sources = [Source(topic, partition, one) for one in _ids(table, f"marshal/{topic}:{partition}")]
@@ -386,20 +385,18 @@ class DeltaOutput(lakes.LakeOutput):
     def begin(self, spans: Mapping[Source, Span]) -> DeltaEntry:
         return DeltaEntry(self, spans)
 
-    def _columns(self) -> list[str]:
-        table = self.table()
+    def _columns(self, table: DeltaTable | None) -> list[str]:
         assert table is not None
         return [field.name for field in table.schema().fields]
 
-    def _rewound(self, source: Source, kept: Kept, where: str) -> None:
-        table = self.table()
+    def _rewound(self, table: DeltaTable | None, source: Source, kept: Kept, where: str) -> None:
         assert table is not None  # it has rows of the source
         transactions = transactions_of(table, {source: kept})
         properties = CommitProperties(max_commit_retries=0, app_transactions=transactions)
+        before = table.version()
         try:
             table.delete(where, commit_properties=properties)
-            if table.version() == 0 or self.known({source: Span(())})[source].finished != kept.finished:
-                # No row was deleted, so delta-rs has committed nothing.
+            if table.version() == before:  # no row was deleted, so delta-rs has committed nothing
                 table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
         except CommitFailedError as error:
             raise TableChanged(self.name) from error

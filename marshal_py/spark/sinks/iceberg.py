@@ -130,7 +130,7 @@ class IcebergEntry(lakes.LakeEntry):
         return found
 
 
-class IcebergOutput(lakes.LakeOutput):
+class IcebergOutput(lakes.LakeOutput[IcebergTable]):
     """Writes batches of Marshal streams to an Iceberg table. Other writers may write to it, too."""
 
     catalog: Catalog
@@ -147,16 +147,15 @@ class IcebergOutput(lakes.LakeOutput):
         self.catalog, self.name, self.spark_uri, self.merge_schema = catalog, name, spark_uri, merge_schema
 
     def table(self) -> IcebergTable:
-        """Returns the table as it is now."""
         return self.catalog.load_table(self.name)
 
     def known(self, spans: Mapping[Source, Span]) -> Mapping[Source, Kept]:
         return _known_in(self.table(), spans)
 
-    def sources(self, topic: str, partition: int) -> dict[Source, Kept]:
+    def _sources_in(self, table: IcebergTable, topic: str, partition: int) -> dict[Source, Kept]:
         found = {}
         start = f"{PREFIX}{topic}:{partition}:"
-        for name, text in self.table().properties.items():
+        for name, text in table.properties.items():
             if name.startswith(start):
                 found[Source(topic, partition, name.removeprefix(start))] = _parse(name, text)
         return found
@@ -164,11 +163,10 @@ class IcebergOutput(lakes.LakeOutput):
     def begin(self, spans: Mapping[Source, Span]) -> IcebergEntry:
         return IcebergEntry(self, spans)
 
-    def _columns(self) -> list[str]:
-        return [field.name for field in self.table().schema().fields]
+    def _columns(self, table: IcebergTable) -> list[str]:
+        return [field.name for field in table.schema().fields]
 
-    def _rewound(self, source: Source, kept: Kept, where: str) -> None:
-        table = self.table()
+    def _rewound(self, table: IcebergTable, source: Source, kept: Kept, where: str) -> None:
         table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
         try:
             with table.transaction() as transaction:
@@ -176,6 +174,9 @@ class IcebergOutput(lakes.LakeOutput):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", UserWarning)  # that no row matches, which is no mistake here
                     transaction.delete(where)
+                if transaction.table_metadata.current_snapshot_id == table.metadata.current_snapshot_id:
+                    # No row was deleted, and properties alone conflict with no other commit. A snapshot does.
+                    transaction.append(table.schema().as_arrow().empty_table())
         except CommitFailedException as error:
             raise TableChanged(self.name) from error
 

@@ -17,7 +17,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Final, NamedTuple, NoReturn
+from typing import Any, ClassVar, Final, Generic, NamedTuple, NoReturn, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -249,18 +249,22 @@ class LakeEntry(guards.Entry):
         more."""
 
 
-class LakeOutput(ABC):
-    """Writes batches of Marshal streams to a table of a data lake. Other writers may write to it, too."""
+T = TypeVar("T")
+
+
+class LakeOutput(ABC, Generic[T]):
+    """Writes batches of Marshal streams to a table of a data lake. Other writers may write to it, too. A `T` is the
+    table as its library has loaded it."""
 
     name: str  # the table's name, for errors and logs
 
     @abstractmethod
-    def known(self, spans: Mapping[Source, Span]) -> Mapping[Source, Kept]:
-        """Returns what the table knows of these sources, with the fencing tokens of the groups that `spans` names."""
+    def table(self) -> T:
+        """Returns the table as it is now."""
 
     @abstractmethod
-    def sources(self, topic: str, partition: int) -> dict[Source, Kept]:
-        """Returns what the table knows of this partition of all topics of the name; without tokens."""
+    def known(self, spans: Mapping[Source, Span]) -> Mapping[Source, Kept]:
+        """Returns what the table knows of these sources, with the fencing tokens of the groups that `spans` names."""
 
     @abstractmethod
     def begin(self, spans: Mapping[Source, Span]) -> LakeEntry:
@@ -270,19 +274,24 @@ class LakeOutput(ABC):
         """
 
     @abstractmethod
-    def _columns(self) -> list[str]:
+    def _sources_in(self, table: T, topic: str, partition: int) -> dict[Source, Kept]:
+        """Returns what the table knows of this partition of all topics of the name; without tokens."""
+
+    @abstractmethod
+    def _columns(self, table: T) -> list[str]:
         """Returns the names of the table's columns. It has rows of Marshal streams."""
 
     @abstractmethod
-    def _rewound(self, source: Source, kept: Kept, where: str) -> None:
-        """Commits the change. Raises TableChanged if another writer committed meanwhile."""
+    def _rewound(self, table: T, source: Source, kept: Kept, where: str) -> None:
+        """Commits the change. Raises TableChanged if another writer has committed since `table` was loaded."""
 
     def finished(self, topic: str, partition: int) -> dict[Source, Ranges]:
         """Returns which offsets of the partition the table has: ascending ranges [start, to).
 
         A topic that was created again, or one of the same name on another cluster, is a source of its own (`topic_id`).
         """
-        return {source: kept.finished.ranges for source, kept in self.sources(topic, partition).items()}
+        known = self._sources_in(self.table(), topic, partition)
+        return {source: kept.finished.ranges for source, kept in known.items()}
 
     def rewind(
         self, topic: str, partition: int, to: int, *, where: str | None = None, topic_id: str | None = None
@@ -302,21 +311,22 @@ class LakeOutput(ABC):
         """
         if to < 0:
             raise InvalidOption("to", to, "an offset from 0 on")
-        known = self.sources(topic, partition)
+        table = self.table()  # loaded once: what another writer commits from here on must fail the commit
+        known = self._sources_in(table, topic, partition)
         source = named(known, topic, partition, topic_id, self.name)
-        self._rewound(source, known[source].back_to(to), self._rows_from(source, to, where, len(known) > 1))
+        rows = self._rows_from(set(self._columns(table)), source, to, where, len(known) > 1)
+        self._rewound(table, source, known[source].back_to(to), rows)
         return source
 
-    def _rows_from(self, source: Source, to: int, where: str | None, several: bool) -> str:
-        """Returns the SQL condition for a source's rows from offset `to` on. `several` topics have the name. Raises
-        InvalidOption."""
+    def _rows_from(self, there: set[str], source: Source, to: int, where: str | None, several: bool) -> str:
+        """Returns the SQL condition for a source's rows from offset `to` on, in a table with the columns `there`.
+        `several` topics have the name. Raises InvalidOption."""
         wanted = {
             "topic": f"topic = '{source.topic}'",
             "partition": f"partition = {source.partition}",
             "offset": f"offset >= {to}",
             **({"topic_id": f"topic_id = '{source.topic_id}'"} if several else {}),
         }
-        there = set(self._columns())
         missing = ", ".join(sorted(wanted.keys() - there))
         rows = f"the rows of {source.tp} from offset {to} on"
         if missing and where is None:
