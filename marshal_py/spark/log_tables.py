@@ -31,7 +31,7 @@ from marshal_py.log.replay import beginning, root_among
 from marshal_py.protocol.wire.identity import check_id, route
 from marshal_py.protocol.wire.records import Genesis
 from marshal_py.spark.stream.aliases import named_as_written
-from marshal_py.spark.stream.options import kafka_options
+from marshal_py.spark.stream.options import check_known, kafka_options
 from marshal_py.transport.dump import Reader
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.ports import Bounds, LogRecord
@@ -248,10 +248,9 @@ class LogSpan(InputPartition):
 
 
 def check_options(options: Mapping[str, str], known: frozenset[str], format_name: str) -> None:
-    for name in options:
-        if name not in known and not name.startswith("kafka."):
-            rule = f"format({format_name!r}) takes {', '.join(sorted(known))} and kafka.* for librdkafka's settings"
-            raise InvalidOption(name, options[name], rule)
+    """Raises InvalidOption for an option that the format does not have."""
+    takes = f"{', '.join(sorted(known))} and kafka.* for librdkafka's settings"
+    check_known(options, known, f"format({format_name!r}) takes {takes}")
 
 
 # --- marshal-log

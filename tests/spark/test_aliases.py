@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Consumer
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from marshal_py.errors import InvalidOption
+from marshal_py.spark.log_tables import log_schema
 from marshal_py.spark.stream.aliases import (
     ALIASES,
     BATCH_READ_ALIASES,
@@ -18,6 +20,7 @@ from marshal_py.spark.stream.aliases import (
     named_as_written,
 )
 from marshal_py.spark.stream.backfills import OPTIONS as BATCH_OPTIONS
+from marshal_py.spark.stream.backfills import BackfillOptions
 from marshal_py.spark.stream.options import OPTIONS, StreamOptions, kafka_options
 from marshal_py.transport.settings import create_client
 from pyspark_marshal import DefaultSource
@@ -116,6 +119,29 @@ def test_a_pattern_replaces_topics() -> None:
         StreamOptions.of({**needed, "subscribePattern": "orders-.*"})
     with pytest.raises(InvalidOption, match="topics is given too"):
         StreamOptions.of({**NEEDED, "topics_pattern": "t"})
+
+
+@pytest.mark.parametrize("name", ["sasl.password", "ssl.keystore.password", "sasl.jaas.config"])
+@pytest.mark.parametrize(
+    "source",
+    [StreamOptions.of, lambda given: BackfillOptions.of({k: v for k, v in given.items() if k != "group"}), log_schema],
+    ids=["stream", "batch_read", "log"],
+)
+def test_a_password_under_an_unknown_name_is_not_shown(source: Callable[[dict[str, str]], object], name: str) -> None:
+    """Who leaves `kafka.` out is told so."""
+    with pytest.raises(InvalidOption, match=f"option='{name}' is not allowed.*write kafka.{name}") as raised:
+        source({name: "s3cret", "group": "g", "bootstrap.servers": "a:1"})
+    assert "s3cret" not in str(raised.value)
+    with pytest.raises(InvalidOption, match=r"option='grupe' is not allowed: (?!.*write kafka)"):
+        source({"grupe": "s3cret", "bootstrap.servers": "a:1"})
+
+
+def test_a_password_that_only_java_has_is_not_shown() -> None:
+    with pytest.raises(
+        InvalidOption, match=r"kafka\.ssl\.truststore\.password=.*use kafka\.ssl\.ca\.location"
+    ) as raised:
+        StreamOptions.of({**NEEDED, "kafka.ssl.truststore.password": "s3cret"})
+    assert "s3cret" not in str(raised.value)
 
 
 def test_a_missing_group_is_explained() -> None:

@@ -123,6 +123,16 @@ def test_a_bad_option_of_a_batch_read_is_named(options: dict[str, str], what: st
         BackfillOptions.of({**BASIS, **options})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("endingOffsets", "nonsense"), ("minPartitions", "0"), ("startingOffsets", "soon")]
+)
+def test_a_bad_value_is_named_as_the_user_wrote_it(name: str, value: str) -> None:
+    given = {"bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", name: value}
+    with pytest.raises(InvalidOption) as refused:
+        BackfillOptions.of(given)
+    assert refused.value.option == name
+
+
 @pytest.mark.parametrize("name", ["start", "until"])
 def test_the_rule_for_a_bound_does_not_offer_committed(name: str) -> None:
     """`committed` is refused in a batch read, so the rule does not offer it."""

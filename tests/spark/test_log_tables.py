@@ -145,7 +145,7 @@ def test_a_coordination_topic_without_records_is_empty(
         (
             "marshal-log",
             {"groups": "a"},
-            "groups='a' is not allowed: format\\('marshal-log'\\) takes bootstrap.servers",
+            "option='groups' is not allowed: format\\('marshal-log'\\) takes bootstrap.servers",
         ),
         ("marshal-log", {"since": "yesterday"}, "since='yesterday' is not allowed: an offset or an ISO-8601 time"),
         ("marshal-log", {"until": "latest"}, "until='latest' is not allowed"),

@@ -168,7 +168,7 @@ def from_java(settings: Mapping[str, Any]) -> dict[str, Any]:
     equivalent."""
     for name, rule in JAVA.items():
         if name in settings:
-            raise InvalidOption(f"kafka.{name}", settings[name], rule)
+            raise InvalidOption(f"kafka.{name}", "(hidden)", rule)  # which may be a password
     others = dict(settings)
     jaas = others.pop("sasl.jaas.config", None)
     if jaas is None:
@@ -182,6 +182,18 @@ def from_java(settings: Mapping[str, Any]) -> dict[str, Any]:
         )
         raise InvalidOption("kafka.sasl.jaas.config", "(hidden)", rule)
     return {"sasl.username": pairs["username"], "sasl.password": pairs["password"], **others}
+
+
+@contextmanager
+def named_as_given(given_names: Mapping[str, str]) -> Iterator[None]:
+    """Has an InvalidOption name an option of ours as the user gave it: `given_names` of what `translate` returned."""
+    try:
+        yield
+    except InvalidOption as error:
+        name = given_names.get(error.option, error.option)
+        if name == error.option:
+            raise
+        raise InvalidOption(name, error.value, error.rule, given=error.given) from error
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from marshal_py.client.values import position_text
 from marshal_py.client.values.options import CONNECT_TIMEOUT_S
 from marshal_py.errors import InvalidOption, TopicMissing
 from marshal_py.protocol.wire.identity import TopicPartition
-from marshal_py.spark.stream.aliases import named_as_written, translate
+from marshal_py.spark.stream.aliases import named_as_given, named_as_written, translate
 from marshal_py.spark.stream.messages import COLUMNS, columns_of
 from marshal_py.spark.stream.options import OPTIONS as STREAM_OPTIONS
 from marshal_py.spark.stream.options import ReadOptions, check_names, flag, number, topics_of
@@ -57,20 +57,21 @@ class BackfillOptions(ReadOptions):
         options, given_names = translate(given, batch_read=True)
         if "group" in options:
             raise InvalidOption("group", options["group"], _GROUP)
-        try:
-            check_names(options, OPTIONS)
-        except InvalidOption as error:
-            name = given_names.get(error.option, error.option)
-            if error.option in STREAM_OPTIONS:
-                raise InvalidOption(
-                    "group", None, f"a stream needs it; without group this is a batch read, which has no option {name}"
-                ) from error
-            raise InvalidOption(name, error.value, error.rule) from error
+        for name in options:
+            if name in STREAM_OPTIONS and name not in OPTIONS:
+                rule = f"a stream needs it; without group this is a batch read, which has no option {given_names[name]}"
+                raise InvalidOption("group", None, rule)
+        check_names(options, OPTIONS)
+        with named_as_given(given_names):
+            return cls._of(options)
+
+    @classmethod
+    def _of(cls, options: Mapping[str, str]) -> BackfillOptions:
         for name in ("topics", "bootstrap.servers"):
             if not options.get(name):
                 raise InvalidOption(name, options.get(name), "it must be given, and a stream needs group, too")
         columns = columns_of(options["columns"]) if "columns" in options else _COLUMNS
-        if "token" in columns and "columns" in given:
+        if "token" in columns:
             raise InvalidOption("columns", options["columns"], "a batch read has no claims: its rows have no token")
         start, until = options.get("start", position_text.EARLIEST), options.get("until", position_text.LATEST)
         topics = topics_of(options["topics"])

@@ -6,7 +6,7 @@ of batch reads). Nothing here connects to a cluster.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from marshal_py.client.values.options import (
 )
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.wire.identity import check_id
-from marshal_py.spark.stream.aliases import from_java, named_as_written, translate
+from marshal_py.spark.stream.aliases import from_java, named_as_given, named_as_written, translate
 from marshal_py.spark.stream.messages import columns_of
 from marshal_py.transport import settings
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
@@ -92,13 +92,8 @@ class StreamOptions(ReadOptions):
         """Parses a stream's options, also under Spark's own names. Raises InvalidOption."""
         options, given_names = translate(given)
         check_names(options, OPTIONS)
-        try:
+        with named_as_given(given_names):
             return cls._of(options)
-        except InvalidOption as error:
-            name = given_names.get(error.option, error.option)
-            if error.option == name:
-                raise
-            raise InvalidOption(name, error.value, error.rule) from error
 
     @classmethod
     def _of(cls, options: Mapping[str, str]) -> StreamOptions:
@@ -186,9 +181,16 @@ def as_options(given: Mapping[str, Any]) -> dict[str, str]:
 
 def check_names(options: Mapping[str, str], known: Sequence[str]) -> None:
     """Raises InvalidOption for an option that is neither in `known` nor begins with `kafka.`."""
+    check_known(options, known, f"kafka.* or one of {', '.join(sorted(known))}")
+
+
+def check_known(options: Iterable[str], known: Container[str], rule: str) -> None:
+    """Raises InvalidOption with `rule` for an option that is neither in `known` nor begins with `kafka.`. It does not
+    show the value: a setting of librdkafka without its `kafka.` may be a password."""
     for name in options:
         if name not in known and not name.startswith("kafka."):
-            raise InvalidOption(name, options[name], f"kafka.* or one of {', '.join(sorted(known))}")
+            advice = f". If you mean a setting of the Kafka client, write kafka.{name}" if "." in name else ""
+            raise InvalidOption("option", name, rule + advice)
 
 
 def number(options: Mapping[str, str], name: str, default: float, least: float) -> float:
