@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import marshal_py
 from marshal_py.errors import BatchRefused, ClaimLost, InvalidOption, PartitionsParked, PositionOutOfRange
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.spark import claimed_batches
+from marshal_py.testing import MemoryCluster
 from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 from tests.spark.kafka_topic import MakeTopic, offsets_of
 from tests.support.client_fixtures import until as wait_for
@@ -175,6 +177,17 @@ def test_spark_cannot_read_a_log_in_memory(spark: SparkSession) -> None:
         pytest.raises(InvalidOption, match=r"bootstrap\.servers"),
     ):
         claimed_batches(spark, planner)
+
+
+@pytest.mark.parametrize("options", [{"read_timeout_s": s} for s in (0, 0.5, math.nan)] + [{"min_partitions": 1.5}])
+def test_a_bad_argument_is_refused_before_a_batch_is_granted(options: dict[str, Any]) -> None:
+    """In at-most-once mode the first batch was lost: its ranges were granted, and then Spark refused the option."""
+    with MemoryCluster() as cluster, cluster.connect() as marshal:
+        cluster.create_topic("orders", 1)
+        with marshal.planner("g", ["orders"], delivery="at_most_once") as planner:
+            planner.connection = {"bootstrap.servers": "127.0.0.1:1"}
+            with pytest.raises(InvalidOption, match=next(iter(options))):
+                claimed_batches(None, planner, **options)  # type: ignore[arg-type]  # a session is not needed yet
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from marshal_py.client.ranges import Taken
 from marshal_py.errors import InvalidOption
 from marshal_py.spark.stream.backfills import ranges_json
 from marshal_py.spark.stream.messages import COLUMNS, columns_of
-from marshal_py.spark.stream.options import MAX_ROWS, READ_TIMEOUT_S, as_options
+from marshal_py.spark.stream.options import MAX_ROWS, READ_TIMEOUT_S, ReadOptions, as_options
 from marshal_py.spark.stream.range_reader import pieces_of
 
 
@@ -90,6 +90,7 @@ class Batches:
         if not planner.connection:
             raise InvalidOption("bootstrap.servers", "", "executors can only reach a cluster over the network")
         self._options = {**as_options(planner.connection), **options, "once": str(planner.ranges.at_most_once).lower()}
+        ReadOptions.parse(self._options)  # Spark checks them when a batch is read, and it may be granted by then
         self._up_to = None if until is None else self._planner.ranges.ends_at(until)
         self._last: Batch | None = None
 
