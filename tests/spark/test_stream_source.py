@@ -511,6 +511,22 @@ def test_a_query_with_state_refuses_a_new_checkpoint(make_topic: MakeTopic) -> N
     third.reader.stop()
 
 
+def test_a_query_with_state_begins_anew_after_retention(make_topic: MakeTopic) -> None:
+    """The error names this way out: `set-position ... --to earliest`, which is the first offset that is there."""
+    orders = make_topic(1)
+    orders.fill(10)
+    query = Query(orders, stateful="true")
+    query.until_idle()
+    query.reader.stop()
+    orders.truncate(0, 4)
+    with orders.connect() as marshal:
+        marshal.group(orders.group).set_position([orders.topic], "earliest")
+    second = Query(orders, stateful="true")
+    second.settled()
+    assert sorted(second.out) == [(0, offset) for offset in range(4, 10)]
+    second.reader.stop()
+
+
 def test_a_query_with_state_refuses_to_share_its_group(make_topic: MakeTopic) -> None:
     """The second one ends; the first one waits for that, and continues."""
     orders = make_topic(2)

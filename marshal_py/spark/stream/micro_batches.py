@@ -379,11 +379,15 @@ class QueryPlanner:
         self.batches = MicroBatches(ranges.member, ranges.queue, ranges.incarnation, before)
 
     def resumed(self) -> bool:
-        """Returns whether a claim continues an earlier owner's work, above position 0."""
+        """Returns whether a claim continues an earlier owner's work, above the partition's first offset. Raises
+        ClusterUnreachable."""
         with self._context.outbox, self._context.lock:
-            group = self._member.group
-            parts = [] if group is None else [group.partitions[tp] for tp in self._ranges.queue.claims]
-            return any(part.last_owner != NONE and part.position > 0 for part in parts)
+            group, absent = self._member.group, self._driver.topic_watch.absent
+            claims = [tp for tp in self._ranges.queue.claims if tp.topic not in absent]
+            parts = {} if group is None else {tp: group.partitions[tp] for tp in claims}
+            continued = {tp: part.position for tp, part in parts.items() if part.last_owner != NONE}
+        bounds = self._context.admin.bounds(list(continued)) if continued else {}
+        return any(position > bounds[tp].first for tp, position in continued.items())
 
     def deleted_at(self) -> int:
         """Returns the offset of the group's last deletion, after which it was created again; NONE if there was none."""
