@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -305,6 +307,23 @@ def test_compaction_while_others_write_keeps_what_a_delta_table_has(tmp_path: Pa
     write(target, target.table.begin(span(9, 5, 12)))
     assert target.rows() == [(0, offset) for offset in range(12)]
     assert finished(target) == {OLD: ((0, 12),)}
+
+
+def test_writers_that_create_a_delta_table_at_once_all_write(tmp_path: Path) -> None:
+    """One creates it, with its columns. Others failed with delta-rs's own error, or created it a second time."""
+    for n in range(5):
+        target, begun = KINDS["delta"](tmp_path / str(n)), Barrier(4)
+
+        def create_and_write(partition: int, target: Target = target, begun: Barrier = begun) -> None:
+            entry = target.table.begin(span(5, 0, 3, partition=partition))
+            begun.wait(60)
+            write(target, entry)
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(create_and_write, range(4)))
+        assert target.rows() == [(partition, offset) for partition in range(4) for offset in range(3)]
+        logs = sorted(Path(target.table.uri, "_delta_log").glob("*.json"))
+        assert [path.name for path in logs if "metaData" in path.read_text()] == [f"{0:020}.json"]
 
 
 @pytest.mark.parametrize("target", LAKES, indirect=True)

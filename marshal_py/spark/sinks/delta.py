@@ -364,13 +364,18 @@ class DeltaOutput(lakes.LakeOutput[DeltaTable | None]):
         """Creates the table if it does not exist, with these columns. Raises InvalidOption for None."""
         if schema is None:
             raise InvalidOption("uri", self.uri, "a table that exists, or an entry with rows to create it from")
-        DeltaTable.create(
-            self.uri,
-            Schema.from_arrow(pa.schema([nullable(field) for field in schema])),  # no rule that only this batch keeps
-            mode="ignore",
-            partition_by=list(self.partition_by),
-            storage_options=self._options,
-        )
+        try:
+            DeltaTable.create(
+                self.uri,
+                Schema.from_arrow(pa.schema([nullable(field) for field in schema])),  # no rule of this batch alone
+                mode="ignore",
+                partition_by=list(self.partition_by),
+                storage_options=self._options,
+                commit_properties=CommitProperties(max_commit_retries=0),  # which would replace another's columns
+            )
+        except CommitFailedError:
+            if self.table() is None:
+                raise  # no other writer was first
         return DeltaTable(self.uri, storage_options=self._options)
 
     def known(self, spans: Mapping[Source, Span]) -> Mapping[Source, Kept]:
