@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -174,6 +175,22 @@ def test_rows_that_do_not_fit_an_iceberg_table_are_refused(spark: SparkSession, 
     write("'a' AS who", 1, merge_schema=True)
     found = sorted(catalog.load_table("shop.orders").scan().to_arrow().to_pylist(), key=lambda row: row["offset"])
     assert found == [{"offset": 0, "cents": 1, "who": None}, {"offset": 1, "cents": None, "who": "a"}]
+
+
+def test_rows_of_spark_are_refused_by_a_partitioned_iceberg_table(tmp_path: Path) -> None:
+    """Before anything is written: pyiceberg cannot add files with rows of several partitions. It can write them."""
+    catalog = catalog_in(tmp_path)
+    catalog.create_namespace("shop")
+    fields = pa.schema([pa.field("offset", pa.int64()), pa.field("country", pa.string())])
+    with catalog.create_table("shop.orders", fields).update_spec() as update:
+        update.add_identity("country")
+    output, source = IcebergOutput(catalog, "shop.orders"), Source("orders", 0, "idOfTheTopic")
+    with output.begin({source: Span(((0, 2),), str(Token(bytes(16), 5)), "shop")}) as entry:
+        with pytest.raises(InvalidOption, match=r"table='shop\.orders' is not allowed: one without partitions"):
+            entry.append(SimpleNamespace(sparkSession=None))  # type: ignore[arg-type]  # what a DataFrame has
+        entry.append(pa.table({"offset": [0, 1], "country": ["eu", "us"]}))
+        entry.commit()
+    assert catalog.load_table("shop.orders").scan().to_arrow().num_rows == 2
 
 
 def test_iceberg_looks_for_nulls_in_the_rows(spark: SparkSession, tmp_path: Path) -> None:

@@ -43,6 +43,9 @@ class IcebergEntry(lakes.LakeEntry):
         self._files: list[str] = []
 
     def _append_files(self, rows: DataFrame) -> None:
+        if not self._table.spec().is_unpartitioned():
+            rule = "one without partitions, as Spark's files hold rows of several (a pyarrow table can be appended)"
+            raise InvalidOption("table", self.name, rule)
         schema = rows.limit(0).toArrow().schema
         self._fit(schema)
         root = f"{self._table.location().rstrip('/')}/data"
