@@ -16,7 +16,7 @@ import math
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, ClassVar, Final, Generic, NamedTuple, NoReturn, TypeVar
 from urllib.parse import unquote
 
@@ -32,6 +32,7 @@ from marshal_py.spark.sinks.guards import Sink, named
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _TIMES: Final = "spark.sql.parquet.outputTimestampType"
 _TIMES_DEFAULT: Final = "INT96"
+_EPOCH: Final = date(1970, 1, 1)
 _INDEXED_MAX: Final = 32  # columns with statistics, as in Delta; more make the table's log large
 _PREFIX: Final = 32  # characters of a text in statistics, as in Delta
 _HIGHEST: Final = "\U0010ffff"  # a text with it is above all that begin like it
@@ -155,7 +156,8 @@ def _indexed(df: DataFrame, partition_by: Sequence[str]) -> dict[str, Indexed]:
         ((types.ByteType, types.ShortType, types.IntegerType, types.LongType), (same, same)),
         ((types.FloatType, types.DoubleType), (same, finite)),
         ((types.StringType,), (same, same)),
-        ((types.DateType,), (same, lambda value: value.isoformat())),
+        # As a number: Python has no date after the year 9999.
+        ((types.DateType,), (F.unix_date, lambda days: (_EPOCH + timedelta(days)).isoformat())),
         ((types.TimestampType,), (F.unix_micros, _time)),
     ]
     found: dict[str, Indexed] = {}
