@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -153,6 +153,38 @@ def test_delta_files_have_statistics(spark: SparkSession, tmp_path: Path) -> Non
     assert one["min.timestamp"].astimezone(UTC) == one["max.timestamp"].astimezone(UTC) == AT
     assert one.get("max.d") is None
     assert DeltaTable(str(path)).to_pyarrow_dataset().to_table(filter=pc.field("offset") > 2).num_rows == 1
+
+
+def test_a_date_after_the_year_9999_gets_no_statistics(spark: SparkSession, tmp_path: Path) -> None:
+    """Python has no such date. The batch failed, and came again."""
+    path = tmp_path / "orders"
+    delta(spark, path, "DATE'2026-03-01' AS due", 0)
+    delta(spark, path, "date_add(DATE'9999-12-31', 1) AS due", 1)
+    found = pa.table(DeltaTable(str(path)).get_add_actions(flatten=True)).sort_by("min.offset").to_pylist()
+    assert [one["max.due"] for one in found] == [date(2026, 3, 1), None]
+    assert DeltaTable(str(path)).to_pyarrow_table().num_rows == 2
+
+
+def test_a_delta_table_is_partitioned_by_times_of_utc(spark: SparkSession, tmp_path: Path) -> None:
+    """Whatever the session's zone is, in which Spark names folders unless it is told another one."""
+    path, zone = tmp_path / "orders", "spark.sql.session.timeZone"
+    DeltaTable.create(
+        str(path),
+        Schema.from_arrow(
+            pa.schema([pa.field("offset", pa.int64()), pa.field("timestamp", pa.timestamp("us", "UTC"))])
+        ),
+        partition_by=["timestamp"],
+        configuration={"delta.constraints.then": "timestamp = TIMESTAMP'2026-03-01T12:30:01.005Z'"},
+        raise_if_key_not_exists=False,
+    )
+    before = spark.conf.get(zone)
+    spark.conf.set(zone, "Asia/Kolkata")
+    try:
+        DeltaOutput(str(path)).sink(lambda df: df.select("offset", "timestamp"))(batch(spark, range(1)), 0)
+    finally:
+        spark.conf.set(zone, before or "UTC")
+    found = DeltaTable(str(path)).to_pyarrow_table()
+    assert [at.astimezone(UTC) for at in found["timestamp"].to_pylist()] == [AT]
 
 
 def test_rows_that_do_not_fit_an_iceberg_table_are_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from marshal_py.spark.sinks.guards import Sink, named
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _TIMES: Final = "spark.sql.parquet.outputTimestampType"
 _TIMES_DEFAULT: Final = "INT96"
+_UTC: Final = {"timeZone": "UTC"}  # of times in the names of folders, which are values of the table
 _EPOCH: Final = date(1970, 1, 1)
 _INDEXED_MAX: Final = 32  # columns with statistics, as in Delta; more make the table's log large
 _PREFIX: Final = 32  # characters of a text in statistics, as in Delta
@@ -110,7 +111,7 @@ def write_files(
     before = conf.get(_TIMES)
     try:
         conf.set(_TIMES, "TIMESTAMP_MICROS")  # neither table format has Spark's default
-        writer = df.write
+        writer = df.write.options(**_UTC)
         (writer.partitionBy(*partition_by) if partition_by else writer).parquet(folder)
     finally:
         conf.set(_TIMES, before or _TIMES_DEFAULT)
@@ -122,7 +123,8 @@ def write_files(
         value = shown(F.col(f"`{column}`"))
         wanted += [F.count(value), F.min(value), F.max(value)]
     found = (
-        df.sparkSession.read.schema(df.schema)
+        df.sparkSession.read.options(**_UTC)
+        .schema(df.schema)
         .parquet(folder)
         .groupBy("_metadata.file_path", "_metadata.file_size")
         .agg(*(one.alias(f"_{at}") for at, one in enumerate(wanted)))
