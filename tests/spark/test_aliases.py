@@ -94,6 +94,7 @@ def test_an_option_without_an_equivalent_is_refused_with_advice(name: str) -> No
         ("startingOffsets", '{"x":{"0":1}}', "none of the"),
         ("minPartitions", "0", "from 1 on"),
         ("maxOffsetsPerTrigger", "all", "from 1 on"),
+        ("maxOffsetsPerTrigger", "9" * 5_000, "from 1 on"),
     ],
 )
 def test_a_wrong_value_is_refused_at_load(name: str, value: str, says: str) -> None:
@@ -164,6 +165,15 @@ def test_a_password_in_javas_form_is_understood(module: str) -> None:
         "sasl.password": 'a "b"=;c',
         "bootstrap.servers": "a:1",
     }
+
+
+@pytest.mark.parametrize(
+    ("written", "password"),
+    [(r'"a\"b;c"', 'a"b;c'), (r"'a\'b\\'", "a'b\\"), (r'"\t\101\0411\778\."', "\tA!1?8."), (r"plain\t", r"plain\t")],
+)
+def test_escapes_in_javas_form_are_understood(written: str, password: str) -> None:
+    jaas = f"x.PlainLoginModule required username=me password={written};"
+    assert kafka_options({"kafka.sasl.jaas.config": jaas, "bootstrap.servers": "a:1"})["sasl.password"] == password
 
 
 @pytest.mark.parametrize(

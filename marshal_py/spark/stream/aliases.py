@@ -14,7 +14,9 @@ from typing import Any, Final, NamedTuple
 from marshal_py.errors import InvalidOption
 
 _JAAS: Final = re.compile(r"\s*[\w.]*\.(?:PlainLoginModule|ScramLoginModule)\s+required\s(.*);\s*", re.DOTALL)
-_PAIR: Final = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;]+))""")
+_PAIR: Final = re.compile(r"""(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;]+))""", re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\([0-3][0-7]{0,2}|[4-7][0-7]?|.)", re.DOTALL)  # as Java's StreamTokenizer reads them
+_CONTROLS: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 
 
 class Alias(NamedTuple):
@@ -174,7 +176,8 @@ def from_java(settings: Mapping[str, Any]) -> dict[str, Any]:
     if jaas is None:
         return others
     found = _JAAS.fullmatch(jaas)
-    pairs = {name: "".join(texts) for name, *texts in _PAIR.findall(found[1])} if found else {}
+    given = _PAIR.findall(found[1]) if found else []
+    pairs = {name: _unescaped(double + single) + plain for name, double, single, plain in given}
     if not {"username", "password"} <= pairs.keys():
         rule = (
             "only PlainLoginModule and ScramLoginModule with a username and a password are understood: librdkafka "
@@ -182,6 +185,13 @@ def from_java(settings: Mapping[str, Any]) -> dict[str, Any]:
         )
         raise InvalidOption("kafka.sasl.jaas.config", "(hidden)", rule)
     return {"sasl.username": pairs["username"], "sasl.password": pairs["password"], **others}
+
+
+def _unescaped(text: str) -> str:
+    """Returns what a text between quotes in a JAAS configuration means."""
+    return _ESCAPE.sub(
+        lambda one: chr(int(one[1], 8)) if one[1][0] in "01234567" else _CONTROLS.get(one[1], one[1]), text
+    )
 
 
 @contextmanager

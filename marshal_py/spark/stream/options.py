@@ -153,9 +153,13 @@ def topics_of(text: str) -> tuple[str, ...]:
 def count(options: Mapping[str, str], name: str, default: int) -> int:
     """Returns the option `name` as a whole number of at least 1. Raises InvalidOption."""
     text = options.get(name, str(default))
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
+    try:
+        value = int(text) if text.isascii() and text.isdigit() else 0
+    except ValueError:  # more digits than Python takes
+        value = 0
+    if value < 1:
         raise InvalidOption(name, text, "a whole number from 1 on")
-    return int(text)
+    return value
 
 
 def kafka_options(options: Mapping[str, str]) -> settings.Settings:
