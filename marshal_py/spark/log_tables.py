@@ -31,13 +31,13 @@ from marshal_py.log.replay import beginning, root_among
 from marshal_py.protocol.wire.identity import check_id, route
 from marshal_py.protocol.wire.records import Genesis
 from marshal_py.spark.stream.aliases import named_as_written
+from marshal_py.spark.stream.messages import TIME_MS_MAX
 from marshal_py.spark.stream.options import check_known, kafka_options
 from marshal_py.transport.dump import Reader
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.ports import Bounds, LogRecord
 
 BATCH_ROWS: Final = 20_000  # per batch that goes to the JVM: a few MB; larger ones are not faster
-TIME_MS_MAX: Final = 253_402_300_799_999  # the year 9999, where Spark's calendar ends; a record's time may be anything
 
 WHICH: Final = "table"
 

@@ -122,6 +122,14 @@ def test_offsets_and_times_are_those_of_each_message() -> None:
     assert stamped.to_pylist() == [at * 1000 for at in (3, 5, 7, 9, 8_640_000_000_123)], "all messages have a time"
 
 
+def test_a_time_that_spark_cannot_hold_is_none() -> None:
+    """Of a producer that writes microseconds or nanoseconds, for example. It wrapped to another year."""
+    times = (1, 253_402_300_799_999, 253_402_300_800_000, 1_763_700_000_000_000_000)
+    run = Run("t", 0, "", cast("list[RawMessage]", [Stamped(offset, at) for offset, at in enumerate(times)]))
+    found = as_arrow([run], ["timestamp"])["timestamp"].cast(pa.int64()).to_pylist()
+    assert found == [1_000, 253_402_300_799_999_000, None, None]
+
+
 @pytest.mark.parametrize("columns", ["", "value,", "value,value", "values", "value offset"])
 def test_unknown_columns_are_refused(columns: str) -> None:
     with pytest.raises(InvalidOption, match=r"columns=.*some of key, value, headers"):

@@ -38,6 +38,8 @@ class Column(NamedTuple):
 
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+TIME_MS_MAX: Final = 253_402_300_799_999  # the year 9999, where Spark's calendar ends; a record's time may be anything
+
 _TIME: Final = pa.timestamp("us", "UTC")
 _second: Final = itemgetter(1)
 
@@ -59,11 +61,11 @@ def _header_list(headers: Any) -> list[dict[str, Any]] | None:
 
 def _timestamps(messages: Sequence[RawMessage]) -> pa.Array:
     times_ms = np.fromiter(map(_second, _each("timestamp", messages)), np.int64, len(messages))
-    if np.min(times_ms) > 0:  # a message without a timestamp has 0, or -1
+    if np.min(times_ms) > 0 and np.max(times_ms) <= TIME_MS_MAX:  # a message without a timestamp has 0, or -1
         return pa.array(times_ms * 1000, _TIME)
     pairs = np.fromiter(chain.from_iterable(_each("timestamp", messages)), np.int64, 2 * len(messages))
     kinds, times_ms = pairs[::2], pairs[1::2]
-    return pa.array(times_ms * 1000, _TIME, mask=kinds == 0)
+    return pa.array(times_ms * 1000, _TIME, mask=(kinds == 0) | (times_ms > TIME_MS_MAX))
 
 
 def _offsets(run: Run) -> pa.Array:
