@@ -2,4 +2,4 @@
 
 from typing import Final
 
-DOORS: Final = ("aliases", "batches", "listener", "micro_batches", "options", "session")
+DOORS: Final = ("aliases", "batches", "listener", "messages", "micro_batches", "options", "session")
