@@ -418,6 +418,15 @@ def test_rows_that_are_no_messages_are_refused(spark: SparkSession, tmp_path: Pa
         sink(batch(spark, 5, [(0, 0)]).drop("token"), 0)
 
 
+def test_a_sink_leaves_a_cache_that_its_caller_made(spark: SparkSession, tmp_path: Path) -> None:
+    target, rows = KINDS["delta"](tmp_path), batch(spark, 5, [(0, 0)])
+    for cached in (True, False):
+        rows = rows.persist() if cached else rows.unpersist()
+        target.sink(quietly)(rows, 0)
+        assert rows.storageLevel.useMemory is cached
+    assert target.rows() == [(0, 0)]
+
+
 def test_a_filter_before_the_sink_leaves_no_holes(spark: SparkSession, tmp_path: Path) -> None:
     """The rows that it dropped were read; the table knows the range."""
     target = KINDS["delta"](tmp_path)

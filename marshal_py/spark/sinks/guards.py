@@ -186,14 +186,17 @@ class Sink(Generic[E]):
     def __call__(self, df: DataFrame, batch: int) -> None:
         """Writes the batch's rows that are not in the table yet. Raises InvalidOption for rows that are no messages."""
         check_columns(df)
-        kept = df.persist()
+        level = df.storageLevel
+        own = not (level.useMemory or level.useDisk)  # a cache that the caller made is the caller's
+        kept = df.persist() if own else df
         try:
             rows = Rows(kept)
             if rows.spans:
                 report = _write(self._table, rows.spans, lambda entry: self._handle(rows.missing_in(entry), entry))
                 self._note(report, batch)
         finally:
-            kept.unpersist()
+            if own:
+                kept.unpersist()
 
     def _note(self, report: Report, batch: int) -> None:
         self.last = report
