@@ -5,6 +5,7 @@ The questions are data. docs/spark-reference.md names them, and a test keeps the
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -49,7 +50,7 @@ ORDER BY day, group
 """,
     ),
     "gaps": Question(
-        "The longest times without an owner, counted while members lived and the group was not paused",
+        "The longest times without an owner that have ended, counted while members lived and the group was not paused",
         """
 SELECT group, topic, partition, from_time, to_time, cause, client AS before, next_client AS after,
        round(lived_ms / 1000, 3) AS seconds
@@ -173,15 +174,16 @@ def views(folded: DataFrame, prefix: str = PREFIX) -> list[str]:
 
 
 @contextmanager
-def _views_of(folded: DataFrame) -> Iterator[None]:
-    """Creates the views of one fold, for the time of the `with` block. The fold stays cached for that time."""
-    folded.persist()
-    names = views(folded)
+def _views_of(folded: DataFrame) -> Iterator[str]:
+    """Creates the views of one fold, for the time of the `with` block, and yields their prefix. The fold stays cached
+    for that time."""
+    prefix = f"{PREFIX}{uuid.uuid4().hex}_"  # so that the user's views remain
     try:
-        yield
+        views(folded.persist(), prefix)
+        yield prefix
     finally:
-        for name in names:
-            folded.sparkSession.catalog.dropTempView(name)
+        for name in TABLES:
+            folded.sparkSession.catalog.dropTempView(prefix + name)
         folded.unpersist()
 
 
@@ -195,12 +197,12 @@ def report(
     """
     wanted = check_questions(names, at)
     folded = spark.read.format("marshal-state").options(**source).load()
-    with _views_of(folded):
-        return {name: _answer(spark, name, at).toArrow().to_pylist() for name in wanted}
+    with _views_of(folded) as prefix:
+        return {name: _answer(spark, name, at, prefix).toArrow().to_pylist() for name in wanted}
 
 
-def _answer(spark: SparkSession, name: str, at: datetime | None) -> DataFrame:
-    sql = QUESTIONS[name].sql
+def _answer(spark: SparkSession, name: str, at: datetime | None, prefix: str) -> DataFrame:
+    sql = QUESTIONS[name].sql.replace(PREFIX, prefix)
     return spark.sql(sql, args={"at": at}) if ":at" in sql else spark.sql(sql)
 
 

@@ -31,6 +31,17 @@ def answers(spark: SparkSession, dump: str) -> dict[str, list[dict[str, Any]]]:
     return report(spark, {"path": dump}, at=NOON)
 
 
+def test_a_report_leaves_the_users_views(spark: SparkSession, dump: str) -> None:
+    """Of the names that `views` gives by default. It replaced and then dropped them."""
+    spark.range(3).createOrReplaceTempView("marshal_moves")
+    try:
+        assert report(spark, {"path": dump}, ["moves"])["moves"]
+        assert spark.table("marshal_moves").count() == 3
+        assert [row.tableName for row in spark.sql("SHOW TABLES LIKE 'marshal_*'").collect()] == ["marshal_moves"]
+    finally:
+        spark.catalog.dropTempView("marshal_moves")
+
+
 def test_every_question_has_an_answer(answers: dict[str, list[dict[str, Any]]]) -> None:
     assert answers.keys() == QUESTIONS.keys()
     assert all(answers.values()), "a question that nothing answers is not tested here"
