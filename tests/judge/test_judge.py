@@ -18,7 +18,7 @@ from marshal_sim.oracle import oracle, rules
 from marshal_sim.oracle.oracle import Oracle
 from marshal_sim.oracle.snapshot import FOLD_VERSION
 from tests.support import wire
-from tests.support.evidence import NEVER, Delivery, Evidence, Failure, Fault, JournalReader, Life, Record
+from tests.support.evidence import NEVER, Delivery, Dropped, Evidence, Failure, Fault, JournalReader, Life, Record
 from tests.support.journal import Journal, Tail
 from tests.support.judge import BESIDE, TAKE_OVER, Judgement, judge
 
@@ -674,6 +674,19 @@ def test_a_stop_that_could_not_read_the_log_may_leave_what_was_granted_to_the_no
     run = amo()
     run.builder.evidence.faults.clear()
     run.builder.ends("a", end_ms, 0)
+    assert run.builder.invariants() & {"S6"} == found
+
+
+@pytest.mark.parametrize(("first", "found"), [(16, set()), (18, {"S6"})])
+def test_what_a_process_was_told_of_a_grant_counts_although_its_note_is_not_in_the_log(
+    first: int, found: set[str]
+) -> None:
+    """D3: it is fenced by an outage, which the Note did not survive."""
+    run = amo()
+    run.builder.write(3_400, GRANT, run.b, [[run.b0, 16, 16, 20]])
+    run.builder.write(3_500, RELEASE, run.b, run.b0, -1)
+    run.builder.evidence.topics[TOPIC, 0].append(16)
+    run.builder.evidence.dropped.append(Dropped(3_450 * MS, "b", TOPIC, 0, run.b0, first, 20))
     assert run.builder.invariants() & {"S6"} == found
 
 

@@ -64,6 +64,19 @@ class Failure(NamedTuple):
     closed: bool
 
 
+class Dropped(NamedTuple):
+    """What the library has told a process of a grant whose rest was dropped, at the fence (D3): offsets from `first` to
+    `to` - 1 of the claim `epoch`. It has sent a Note, too, which an outage may keep from the log."""
+
+    ns: int
+    client: str
+    topic: str
+    partition: int
+    epoch: int
+    first: int
+    to: int
+
+
 @dataclass
 class Life:
     """One process."""
@@ -96,6 +109,7 @@ class Evidence:
     reports: list[ToolReport] = field(default_factory=list)
     forged: set[tuple[int, int]] = field(default_factory=set)  # (log, offset) that a raw producer wrote
     hand_over_intervals: int | None = None  # so long a hand-over waits for handlers, if the run limits it
+    dropped: list[Dropped] = field(default_factory=list)
     told: dict[bytes, int] = field(default_factory=dict)  # a heartbeat's value -> since when it was written, ns
     settled: dict[int, int] = field(default_factory=dict)  # log -> end when all had healed and all should be done
 
@@ -134,6 +148,9 @@ class JournalReader:
                 self._life[file].joined_ns = line["ns"]
             elif kind == "beat":
                 self._life[file].beats.append(line["ns"])
+            elif kind == "event" and line["kind"] == "amo_dropped":
+                place = line["t"], line["p"], line["epoch"], line["from"], line["to"]
+                self.evidence.dropped.append(Dropped(line["ns"], self._life[file].client, *place))
             elif kind == "told":
                 self.evidence.told[bytes.fromhex(line["v"])] = line["since"]
             elif kind == "kill":  # by itself, at a moment that nobody else can see

@@ -12,6 +12,7 @@ This file translates the evidence of processes into their terms (`logs_of`), der
   to write it, and only acks before that must be in it (S9).
 - How much a client had read at a given time is unknown; what it had sent is known. A lease counts from the newest
   extension that was sent by then (T8), and a claim ends for its owner when it sends its Release or Leave (T16).
+- A Note of which the process was told counts as sent, also if an outage kept it from the log (S6).
 - V1 to V3 are not judged as times, which are reported, but at the settled point, which the scenario waited for with a
   deadline. V5 and V7 have SCHEDULING_MS more than the rules say, for machines with other work.
 - V6 and V7 demand nothing of processes that were killed, stopped, or without a turn (their own beats have a gap of half
@@ -31,6 +32,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
+from marshal_py.protocol.wire import codec
+from marshal_py.protocol.wire.records import Note
 from marshal_sim.judge import auditor
 from marshal_sim.judge import evidence as neutral
 from marshal_sim.judge.claims import TOKEN, claim_of
@@ -58,7 +61,7 @@ TAKEOVERS_MIN, DELIVERIES_MIN = 20, 1_000
 SILENT_INTERVALS: Final = QUIET_INTERVALS + 1  # after a stop: T10's, and one to be stopped in
 CLEAN, FAILED_CLOSED = 0, 3  # exit codes that a worker returns on purpose
 UNSOUND: Final = frozenset({"CoordinationError", "GroupOpaque"})  # errors that blame the log
-JOIN, EVICT = 1, 4  # PROTOCOL.md 4.2
+JOIN, EVICT, CLAIM = 1, 4, 5  # PROTOCOL.md 4.2
 TAKE_OVER, BESIDE = "take-over", "take-over beside another fault"
 
 
@@ -180,6 +183,12 @@ def _log(evidence: Evidence, number: int, root: bytes, count: int) -> neutral.Ev
             if record.value in evidence.told:
                 found.told[record.offset] = min(record.sent_ns, evidence.told[record.value]) / NS
     found.log, found.appended_ms, found.read_ms = values, appended_ms, read_ms
+    owners = {offset: fields["session"] for offset, fields in _decoded(values, CLAIM)}
+    for one in evidence.dropped:
+        if evidence.lives[one.client].group in here and one.epoch in owners:
+            note = Note(owners[one.epoch], "amo_dropped", one.topic, one.partition, one.first, one.to)
+            value = codec.encode(note, evidence.lives[one.client].group, root)
+            found.sent.setdefault(value, (one.ns / NS, one.ns / NS, None))
     sessions = dict(_decoded(values, JOIN))
     for client in {fields["client_id"] for fields in sessions.values()} - evidence.lives.keys():
         found.acted_to[client] = -1  # it keeps no journal
