@@ -133,7 +133,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
         While an iteration runs, the call returns at once, and the iteration ends when the rest is delivered. With a
         handler of `consume` it waits for that.
         """
-        self._shared.check("drain")
+        self._arrive("drain")
         consumer = self._consumer
         consumer._context.check_call("Consumer", "drain", waits=True)
         timeout_s = check_wait(timeout_s)
@@ -401,7 +401,7 @@ class AsyncConsumer(Generic[K_co, V_co]):
 
     async def flush(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Waits until the log has accepted the positions of all messages acked before, as `Consumer.flush` does."""
-        self._shared.check("flush")
+        self._arrive("flush")
         self._consumer._pass("flush")
         await self._complete(self._consumer._flush(timeout_s))
 

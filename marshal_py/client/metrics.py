@@ -16,7 +16,7 @@ from marshal_py.client.delivery.buffers import most_deliveries, redeliveries_of
 from marshal_py.client.delivery.delivery_queue import DeliveryQueue
 from marshal_py.client.driver.consumer_driver import ConsumerDriver
 from marshal_py.client.membership import not_consumed
-from marshal_py.client.values.info import HANDLER_S, ProcessStats, in_flight, oldest_unfinished_ms
+from marshal_py.client.values.info import HANDLER_S, ProcessStats, in_flight, oldest_unfinished_ms, taken
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
 from marshal_py.protocol.claims import Claim
 from marshal_py.protocol.member.waiting import CAUSES, OBSERVED
@@ -146,6 +146,7 @@ def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
     member, counters, queue = driver.member, driver.counters, driver.queue
     partitions = list(_partitions(driver, member.claims.values(), now))
     unacked = sum(partition.in_flight for partition in partitions)
+    had = sum(map(taken, member.claims.values()))
     answers = queue.answers if isinstance(queue, DeliveryQueue) else None
     naks, redelivered, terminated = (answers.naks, answers.redelivered, answers.terminated) if answers else (0, 0, 0)
     letters, undelivered = (answers.letters, answers.undelivered) if answers else (None, 0)
@@ -165,7 +166,7 @@ def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
         member.take_overs,
         len(driver.parked()),
         queue.delivered,
-        max(0, queue.delivered + undelivered - redelivered - unacked - counters.abandoned),
+        max(0, queue.delivered + undelivered - redelivered - had - counters.dropped),
         unacked,
         queue.buffered(),
         member.late_acks,

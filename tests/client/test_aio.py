@@ -291,6 +291,37 @@ def test_nothing_on_the_event_loop_waits(
     assert waited == []
 
 
+@pytest.mark.parametrize("verb", ["drain", "flush"])
+def test_a_loop_that_was_left_is_over_for_the_next_verb(memory: MemoryTestCluster, verb: str) -> None:
+    """asyncio closes the generator of a loop later: a `drain` must wait for what the loop's task has given away, and a
+    `flush` of another task is not a second verb at once."""
+    topic, acked = memory.topic(), list[bool]()
+    memory.fill(topic, 0, 5)
+
+    async def main() -> None:
+        async with aio.connect(memory.target) as marshal, marshal.consumer(memory.group(), [topic], **OPTIONS) as one:
+
+            async def first() -> Any:
+                async for message in one:
+                    return message
+
+            message, begun = await asyncio.create_task(first()), asyncio.Event()
+
+            async def work() -> None:
+                begun.set()
+                await turn_until(lambda: one._ending.draining or verb == "flush", "the drain has begun")
+                acked.append(message.ack())
+
+            task = asyncio.create_task(work())
+            await begun.wait()
+            await getattr(one, verb)()
+            await task
+            assert one.cached_info().closed == (verb == "drain")
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    assert acked == [True]
+
+
 def test_other_tasks_have_their_turn_while_messages_are_there(
     memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,25 @@ def test_a_consumer_that_nobody_asks_keeps_its_partitions_and_shows_it() -> None
             assert only(marshal).last_asked_ms == -1, "others read what it plans"
 
 
+def test_what_waits_for_a_handler_of_a_process_is_not_acked() -> None:
+    hold = threading.Event()
+    with MemoryCluster() as cluster:
+        cluster.create_topic("orders")
+        cluster.produce_many("orders", [b""] * 20)
+        marshal = cluster.connect()
+        consumer = marshal.consumer("billing", ["orders"], start="earliest")
+        with consumer.process(lambda message: hold.wait(DEADLINE_S) and None, workers=1) as work:
+            cluster.run_until(lambda: work.stats().waiting == 19)
+            assert (only(marshal).messages_delivered, only(marshal).messages_acked, only(marshal).in_flight) == (
+                20,
+                0,
+                1,
+            )
+            cluster.evict(consumer)
+            assert only(marshal).messages_acked == 0
+            hold.set()
+
+
 def test_unfinished_messages_of_a_lost_claim_are_not_acked(memory: MemoryTestCluster) -> None:
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, 6)

@@ -125,7 +125,7 @@ def logs_of(evidence: Evidence) -> Iterator[neutral.Evidence]:
     root, count = root_of(record.value for record in evidence.logs.get(0, ()))
     for number in sorted(evidence.logs):
         if number == 0 or root:
-            yield _log(evidence, number, root if number else b"", count)
+            yield _log(evidence, number, root, count)
 
 
 def _log(evidence: Evidence, number: int, root: bytes, count: int) -> neutral.Evidence:
@@ -142,7 +142,7 @@ def _log(evidence: Evidence, number: int, root: bytes, count: int) -> neutral.Ev
     found = neutral.Evidence(
         number,
         here,
-        root,
+        root if number else b"",
         stops=stops,
         topics=evidence.topics,
         deliveries=list(_deliveries(evidence, here)),
@@ -184,10 +184,12 @@ def _log(evidence: Evidence, number: int, root: bytes, count: int) -> neutral.Ev
                 found.told[record.offset] = min(record.sent_ns, evidence.told[record.value]) / NS
     found.log, found.appended_ms, found.read_ms = values, appended_ms, read_ms
     owners = {offset: fields["session"] for offset, fields in _decoded(values, CLAIM)}
+    envelope = parse_envelope(root)
+    incarnation = b"" if envelope is None else decode_record(envelope.type, envelope.body).fields["incarnation"]
     for one in evidence.dropped:
         if evidence.lives[one.client].group in here and one.epoch in owners:
             note = Note(owners[one.epoch], "amo_dropped", one.topic, one.partition, one.first, one.to)
-            value = codec.encode(note, evidence.lives[one.client].group, root)
+            value = codec.encode(note, evidence.lives[one.client].group, incarnation)
             found.sent.setdefault(value, (one.ns / NS, one.ns / NS, None))
     sessions = dict(_decoded(values, JOIN))
     for client in {fields["client_id"] for fields in sessions.values()} - evidence.lives.keys():

@@ -82,7 +82,7 @@ class Counters:
     """Counts `records` handed to the producer, and `heartbeats`: how many of these were heartbeats.
 
     `claims` were won, and `claims_ended` have ended. `abandoned`: messages that were delivered and not acked when their
-    claims ended.
+    claims ended; `dropped`: these, and those that waited for a handler.
     """
 
     heartbeats: int
@@ -90,9 +90,10 @@ class Counters:
     claims: int
     claims_ended: int
     abandoned: int
+    dropped: int
 
     def __init__(self) -> None:
-        self.heartbeats = self.records = self.claims = self.claims_ended = self.abandoned = 0
+        self.heartbeats = self.records = self.claims = self.claims_ended = self.abandoned = self.dropped = 0
 
     def count(self, ready: Ready) -> None:
         if ready.send:
@@ -102,6 +103,7 @@ class Counters:
         if ready.lost:
             self.claims_ended += len(ready.lost)
             self.abandoned += sum(in_flight(claim) for claim, _ in ready.lost)
+            self.dropped += sum(taken(claim) for claim, _ in ready.lost)
 
 
 def in_flight(claim: Claim) -> int:
