@@ -31,7 +31,7 @@ from marshal_py.transport.ports import Bounds, ClusterAdmin, CoordinationLog, Lo
 COLD_FOLD_RECORDS: Final = 4_096  # so many fold in less than 50 ms: looking for a snapshot would hardly be faster
 WINDOW_RECORDS: Final = 512  # in the first window; the next windows are each WINDOW_GROWTH times as wide
 WINDOW_GROWTH: Final = 2
-WINDOW_RECORDS_MAX: Final = 32_768  # a store remembers STORED_MAX snapshots: a window should not hold more of them
+WINDOW_RECORDS_MAX: Final = 15_000  # a store remembers STORED_MAX snapshots, and they may come every 500 records (N8)
 LOOK_BACK_RECORDS: Final = 300_000  # searched in a whole log: if clients write snapshots, one is among these records
 SOON_RECORDS: Final = 2_048  # after its checkpoint a snapshot is in the log; what lies so near is read together
 ATTEMPTS: Final = 5  # to read a log that is truncated at the same time, which happens seldom
@@ -260,7 +260,7 @@ def beginning(log: int, first: int, root: Genesis, values: Iterable[Placed]) -> 
 
 
 def _snapshots(incarnation: bytes | None, values: Iterable[Placed]) -> SnapshotStore:
-    store = SnapshotStore(incarnation)
+    store = SnapshotStore(incarnation, oldest=True)
     for offset, value in values:
         record = codec.open_snapshot(value)
         if record is not None:

@@ -321,7 +321,7 @@ class Redeliveries:
     def take(self, now_ms: int) -> GivenBack | None:
         """Returns the next message that is due, which is handed over again at `now_ms`; None if none is due."""
         while self._due and self._due[0][0] <= now_ms:
-            entry = heappop(self._due)
+            entry = self._due[0]
             if self._waits(entry):
                 one = self.waiting[entry[1]]
                 one.run.begin(one.at)
@@ -329,7 +329,9 @@ class Redeliveries:
                 self._drop(one.offset)
                 if not one.queued:
                     self.again[one.offset] = self.again.get(one.offset, 0) + 1
+                heappop(self._due)
                 return one
+            heappop(self._due)
         return None
 
     def put_back(self, one: GivenBack) -> None:
@@ -459,7 +461,7 @@ class AtLeastOnce:
         while self.runs and not self.runs[-1].delivered:
             self.runs.pop()
         if not self.runs:
-            self._fetched_to = self._floor
+            self._fetched_to = max(self._floor, self._base)
             return self.position()
         last = self.runs[-1]
         last.offsets = last.offsets[: last.delivered]
@@ -696,9 +698,10 @@ class AtLeastOnce:
         return 0 if self.redeliveries is None else self.redeliveries.again.get(offset, 0)
 
     def _message(self) -> int:
-        """Returns the offset of the message at the position; NONE until a message is fetched."""
-        self.position()  # drops the runs that are finished
-        return NONE if self._first == NONE else self.unfinished_from()
+        """Returns the offset of the message at the position; NONE until a message is fetched. What was fetched may be
+        forgotten, or finished by earlier owners, so that nothing is known to be there: then the position itself."""
+        position = self.position()  # drops the runs that are finished
+        return NONE if self._first == NONE else max(position, self.unfinished_from())
 
     def _delivered_before_at(self, offset: int) -> int:
         ranges = self._delivered_before
@@ -734,11 +737,12 @@ class AtLeastOnce:
         False if it is finished, or on its way already."""
         return self._redeliveries().post(run, index)
 
-    def finish_posted(self, run: OffsetRun, index: int) -> None:
-        """Finishes a message whose dead letter is written."""
-        self._redeliveries().posted.discard(run.offsets[index])
-        run.take_up(index, None)
-        run.finish(index)
+    def finish_posted(self, run: OffsetRun, index: int, offset: int) -> None:
+        """Finishes a message whose dead letter is written. Its run may have been forgotten since, and fetched again."""
+        self._redeliveries().posted.discard(offset)
+        place = self.place_of(offset) or (run, index)
+        place[0].take_up(place[1], None)
+        place[0].finish(place[1])
 
     def _redeliveries(self) -> Redeliveries:
         if self.redeliveries is None:

@@ -17,6 +17,8 @@ from marshal_py.errors import PartitionError
 from marshal_py.log import replay
 from marshal_py.log.observer import Judged, Observer
 from marshal_py.log.reader import LogReader
+from marshal_py.protocol.duties import SNAPSHOT_RECORDS_MIN
+from marshal_py.protocol.fold.snapshot import STORED_MAX
 from marshal_py.protocol.fold.world import World
 from marshal_py.protocol.wire.identity import NONE
 from marshal_py.protocol.wire.records import (
@@ -211,6 +213,11 @@ def test_a_cut_is_made_at_a_snapshot(number: int) -> None:
         assert replay.oldest_world(log, number, root, bounds).began_at == cuts[1]
     with Observer(memory.target, LOG) as looking:
         assert offsets(looking.read(IN[number], back=True))[0] == cuts[1]
+
+
+def test_no_window_holds_more_snapshots_than_a_store_keeps() -> None:
+    """N8: one may come every 500 records; else the oldest ones of a window would not be found."""
+    assert replay.WINDOW_RECORDS_MAX // SNAPSHOT_RECORDS_MIN < STORED_MAX
 
 
 # --- a running consumer deletes what is old whenever it likes, also while a command reads (N12)

@@ -286,11 +286,40 @@ def test_a_message_on_its_way_to_a_dead_letter_topic() -> None:
     assert (tracker.held, tracker.in_flight, tracker.oldest()) == (2, 2, None)
     assert not tracker.give_back(run, 1, None, 10)
     assert taken(tracker, 1_000) == []
-    tracker.finish_posted(run, 1)
+    tracker.finish_posted(run, 1, run.offsets[1])
     assert (tracker.position(), tracker.held) == (0, 1)
     run.finish(0)
     redeliveries_of(tracker).forget_finished(tracker.position())
     assert (tracker.position(), tracker.held, redeliveries_of(tracker).posted) == (3, 0, set())
+
+
+def test_a_letter_that_is_written_finishes_its_message_although_its_run_was_forgotten() -> None:
+    """An interrupted fetch takes back what came with the message that became a letter, and it is fetched again."""
+    tracker, run = delivered(10)
+    assert tracker.post(run, 5)
+    run.delivered = 0
+    assert tracker.forget_undelivered() == 0
+    again = tracker.add(range(10))
+    again.deliver(10, 1)
+    assert not tracker.post(again, 5)
+    tracker.finish_posted(run, 5, 5)
+    for index in range(10):
+        again.finish(index)
+    assert (tracker.position(), tracker.in_flight, tracker.held) == (10, 0, 0)
+
+
+def test_what_is_forgotten_is_not_counted_for_the_message_at_the_position() -> None:
+    """D11: an interrupted fetch forgets what it had fetched beyond the last message that is finished; the next owner
+    took a message for one that had ended three processes, and made a dead letter of it."""
+    tracker = AtLeastOnce(100, attempts=3)
+    run = tracker.add(range(100, 200))
+    run.deliver(100, 0)
+    run.finish_range(0, 100)
+    assert tracker.position() == 200
+    tracker.add(range(200, 300))
+    assert (tracker.position(), tracker.attempts(), tracker.deliveries()) == (200, 1, 0)
+    assert tracker.forget_undelivered() == 200
+    assert (tracker.position(), tracker.attempts(), tracker.deliveries()) == (200, 1, 0)
 
 
 def test_what_earlier_owners_delivered_too_often_is_found() -> None:

@@ -334,6 +334,24 @@ def test_nonsense_costs_no_memory() -> None:
     assert (len(store.whole), len(store._open), len(store._vouched)) == (STORED_MAX,) * 3
 
 
+def test_a_reader_of_history_keeps_the_oldest_snapshots() -> None:
+    """N1: its fold begins at the first one that is left of a truncated log."""
+    store = SnapshotStore(oldest=True)
+    for number in range(1, 3 * STORED_MAX):
+        store.take(Snapshot(GENESIS, ONE, 16 * number, 0, 1, 1, 1, b"whole"), LATER)
+        store.take(snapshot.witness(GENESIS, TWO, 16 * number, 1, 1), LATER)
+    assert [stored.at for stored in store.confirmed()] == [16 * number for number in range(STORED_MAX, 0, -1)]
+
+
+def test_chunks_that_nest_together_are_no_snapshot() -> None:
+    """N4, E6: each is within the limit; a reader must not end by its stack."""
+    data, store = b"\x95\x03\x04\x00\x90" + b"\x91" * 200_000 + b"\x90", SnapshotStore()
+    for record in [*snapshot.split(GENESIS, ONE, 16, 0, 1, data), snapshot.witness(GENESIS, TWO, 16, 0, 1)]:
+        store.take(record, LATER)
+    (stored,) = store.confirmed()
+    assert snapshot.load(stored, 0) is None
+
+
 def test_which_clients_vouch() -> None:
     """N5: a witness of any client, read before or after; by the writer alone it is a self audit."""
     for early in (False, True):

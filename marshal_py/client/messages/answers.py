@@ -133,7 +133,7 @@ class Letter(NamedTuple):
 
     @property
     def offset(self) -> int:
-        return self.run.offsets[self.at]
+        return self.message.offset() or 0
 
 
 class DeadLetters:
@@ -245,7 +245,7 @@ class DeadLetters:
                 self.written += 1
                 if letter.is_needed():
                     assert isinstance(letter.claim.tracker, AtLeastOnce)
-                    letter.claim.tracker.finish_posted(letter.run, letter.at)
+                    letter.claim.tracker.finish_posted(letter.run, letter.at, letter.offset)
                     place = f"in {self.topic}" + ", without its content, which is too large for it" * bool(
                         letter.refused
                     )

@@ -210,7 +210,7 @@ def load(stored: Stored, log: int, root: Genesis | None = None, expected: bytes 
     check_protocol(log, stored.genesis)
     try:
         state = _DECODER.decode(stored.data)
-    except (DecodeError, ValueError):
+    except (DecodeError, ValueError, RecursionError):  # the last one: of chunks that are nested together
         return None
     if (state.fold, state.log) != (FOLD_VERSION, log) or stored.at % CHECKPOINT_OFFSETS:
         return None
@@ -306,9 +306,10 @@ def founding(genesis: Genesis, log: int, instance: bytes, at: int) -> list[Snaps
 class SnapshotStore:
     """Joins chunks and witnesses of a log's snapshots in any order (N1). Copies of a record change nothing."""
 
-    def __init__(self, incarnation: bytes | None = None) -> None:
-        """`incarnation`: the log's, if known; snapshots of another one are then ignored (E2)."""
-        self.incarnation = incarnation
+    def __init__(self, incarnation: bytes | None = None, *, oldest: bool = False) -> None:
+        """`incarnation`: the log's, if known; snapshots of another one are then ignored (E2). It keeps those of the
+        STORED_MAX highest checkpoints, or of the lowest (`oldest`)."""
+        self.incarnation, self._oldest = incarnation, oldest
         self.whole: dict[Key, Stored] = {}
         self._open: dict[Key, dict[int, bytes]] = {}
         self._vouched: dict[tuple[int, int, int], set[bytes]] = {}
@@ -327,19 +328,19 @@ class SnapshotStore:
         pieces = self._open.setdefault(key, {})
         pieces[record.chunk] = record.data
         if len(pieces) < record.chunks:
-            _bound(self._open, lambda key: key.at)
+            self._bound(self._open, lambda key: key.at)
             return None
         del self._open[key]
         data = b"".join(pieces[number] for number in range(record.chunks))
         vouched = self._vouched.get((key.at, key.state, key.chain), set())
         found = self.whole[key] = Stored(key, record.genesis, data, set(vouched))
-        _bound(self.whole, lambda key: key.at)
+        self._bound(self.whole, lambda key: key.at)
         return found
 
     def _take_witness(self, record: Snapshot) -> Stored | None:
         named = (record.at, record.state, record.chain)
         self._vouched.setdefault(named, set()).add(record.instance)
-        _bound(self._vouched, lambda named: named[0])
+        self._bound(self._vouched, lambda named: named[0])
         found = None
         for stored in self.whole.values():
             if (stored.key.at, stored.key.state, stored.key.chain) == named:
@@ -369,8 +370,7 @@ class SnapshotStore:
                 found[named] = stored  # of two equal ones, prefer the one that another client vouches for
         return sorted(found.values(), key=lambda stored: -stored.at)
 
-
-def _bound(kept: dict[K, V], at_of: Callable[[K], int]) -> None:
-    """Keeps the STORED_MAX entries of the highest checkpoints. `at_of`: the checkpoint of a key."""
-    while len(kept) > STORED_MAX:
-        del kept[min(kept, key=at_of)]
+    def _bound(self, kept: dict[K, V], at_of: Callable[[K], int]) -> None:
+        """Keeps STORED_MAX entries. `at_of`: the checkpoint of a key."""
+        while len(kept) > STORED_MAX:
+            del kept[max(kept, key=at_of) if self._oldest else min(kept, key=at_of)]
