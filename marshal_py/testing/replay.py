@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from marshal_py.client.messages.answers import GIVEN_BACK, UNANSWERED
 from marshal_py.client.messages.message import Message
 from marshal_py.client.process.processing import Reject
 from marshal_py.errors import FileUnusable, InvalidOption
@@ -53,6 +55,9 @@ Content = Message[Any, Any] | StoredMessage
 Handler = Callable[[RecordedMessage[Any, Any]], object]
 
 ENDING: Final = frozenset({"terminated", "dead_letter"})  # kinds of a Note that a message was ended for good
+# The end of the text of a Note of a letter that `max_deliver` has written, and no handler's `term`.
+LIMIT: Final = re.compile(rf": (?:{GIVEN_BACK}|{UNANSWERED})".format(r"\d+", r"\d+"))
+ANSWERS: Final = frozenset({"ack", "double_ack", "term"})  # the first one decides; a `nak` before or after it does not
 DEATHS: Final = frozenset({"evicted", "died", "replaced"})  # kinds of advisories that a session ended unprepared
 Place = tuple[str, int, int]  # topic, partition, offset
 
@@ -127,7 +132,8 @@ def replay(
     - `dump`: a file that `marshal log dump` or `marshal bundle` wrote. Its log is folded, and members' digests in it
       are compared, unless a bundle has left words out.
     - `handler`: is called with each message. It answers as in a consumer; if it returns without an answer, the message
-      counts as finished, and as given back if it raises. A class is instantiated once per session, like a process:
+      counts as finished, and as given back if it raises; if `max_deliver` has made it a dead letter in production,
+      giving it back makes it one here. A class is instantiated once per session, like a process:
       what an instance remembers is lost with its session. None only folds.
     - `group`: None is the dump's only one.
     - `topic`: reads the messages from the cluster, by `marshal.topic(name)`. `messages`: has them instead: a file with
@@ -149,18 +155,25 @@ def replay(
     found = Replay(name, reading.events(), reading.digest, reading.digests)
     contents = None if messages is None and not topics else _contents(found.deliveries, topics, messages)
     if handler is not None:
-        _call(found.deliveries, handler, contents, MODES[reading.mode])
+        _call(found.deliveries, handler, contents, MODES[reading.mode], reading.limited())
     return found
 
 
 def _call(
-    deliveries: Iterable[Delivery], handler: Handler | type[Any], contents: dict[Place, Content] | None, mode: Mode
+    deliveries: Iterable[Delivery],
+    handler: Handler | type[Any],
+    contents: dict[Place, Content] | None,
+    mode: Mode,
+    limited: Collection[Place],
 ) -> None:
-    """Calls the handler, or its session's instance, with each delivery that has a message."""
+    """Calls the handler, or its session's instance, with each delivery that has a message. `limited`: messages that
+    `max_deliver` has made dead letters."""
     instances: dict[int, Handler] = {}
     with asyncio.Runner() as runner:
         for one in deliveries:
             _deliver(one, handler, instances, contents, mode, runner)
+            if (one.outcome, one.replayed) == ("dead_letter", "given_back") and one.place in limited:
+                one.replayed = "dead_letter"
 
 
 def _deliver(
@@ -198,8 +211,10 @@ def _deliver(
     except Exception as error:
         one.replayed, one.error = "dead_letter" if isinstance(error, Reject) else "given_back", error
     else:
-        verbs = message.verbs
-        one.replayed = "dead_letter" if "term" in verbs else "given_back" if "nak" in verbs else "finished"
+        one.replayed = "given_back" if "nak" in message.verbs else "finished"
+    if message.acked:  # otherwise an answer was refused
+        first = next(verb for verb in message.verbs if verb in ANSWERS)
+        one.replayed = "dead_letter" if first == "term" else "finished"
 
 
 def _only_group(observer: Observer) -> str:
@@ -254,7 +269,7 @@ class Reading:
         self._advisories = Advisories(world)
         self._events: list[Delivery | Advisory] = []
         self._parts: dict[TopicPartition, _Part] = {}
-        self._rejected: set[Place] = set()
+        self._rejected: dict[Place, str] = {}  # messages that were ended for good, and what the log says of it
         self._undelivered: set[int] = set()  # ids of deliveries: what was granted and given back
         world.watched.add(name)
         self.known = name in world.groups
@@ -267,6 +282,10 @@ class Reading:
             if isinstance(event, Delivery) and event.outcome == "finished" and event.place in self._rejected:
                 event.outcome = "dead_letter"
         return [event for event in self._events if id(event) not in self._undelivered]
+
+    def limited(self) -> set[Place]:
+        """Returns the messages that went to the dead-letter topic because of `max_deliver`."""
+        return {place for place, text in self._rejected.items() if LIMIT.search(text)}
 
     @property
     def digest(self) -> str:
@@ -292,7 +311,7 @@ class Reading:
                     self._grant(group.claims[record.ranges[index].epoch], record.ranges[index], at)
             elif isinstance(record, Note):
                 if record.kind in ENDING:
-                    self._rejected.add((record.topic, record.partition, record.from_))
+                    self._rejected[record.topic, record.partition, record.from_] = record.text
             else:
                 self._follow(group, at, "lost" if any(one.kind in DEATHS for one in told) else "given_back")
         self._events += told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,59 @@ def test_coroutines_and_naks(incident: Path) -> None:
     found = replay(incident, handler)
     assert {one.replayed for one in found.deliveries} == {"given_back"}
     assert len(found.differences) == 5, "what a crash cut off has no end to compare with"
+
+
+def answer(message: RecordedMessage[Any, Any]) -> None:
+    if message.offset in (1, 2):
+        message.nak(0)
+    if message.offset == 3:
+        message.term("no such account")
+    if message.offset != 1:
+        message.ack()
+    if message.offset == 4:
+        message.nak()
+        message.term("it is done already")
+    if message.offset == 5:
+        raise KeyError("after its ack")
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The handler gives offset 1 back until it is a dead letter, and answers others more than once."""
+    with MemoryCluster() as cluster:
+        cluster.create_topic("orders")
+        cluster.create_topic("dlq")
+        cluster.produce_many("orders", [b"%d" % number for number in range(7)])
+        marshal = cluster.connect("a")
+        options = {"max_deliver": 2, "dead_letter_topic": "dlq"}
+        consumer = marshal.consumer("billing", ["orders"], start="earliest", **options)
+        for _ in range(8):
+            message: Any = consumer.next(30)
+            if message.offset == 3:
+                message.term("no such account")
+            else:
+                with contextlib.suppress(KeyError):
+                    answer(message)
+        cluster.run_until(lambda: marshal.metrics().consumers[0].dead_letters == 2)
+        cluster.advance(2 * INTERVAL_S)
+        consumer.stop()
+        return dump(cluster, tmp_path_factory.mktemp("replay") / "answered.jsonl")
+
+
+def test_the_same_handler_makes_no_difference_however_it_answers(answered: Path) -> None:
+    """The first ack or term decides, and what `max_deliver` made a dead letter had been given back."""
+    found = replay(answered, answer)
+    assert found.differences == []
+    ended = {one.offset: (one.outcome, one.replayed) for one in found.deliveries}
+    assert ended == {
+        **{at: ("finished", "finished") for at in (0, 2, 4, 5, 6)},
+        **{at: ("dead_letter", "dead_letter") for at in (1, 3)},
+    }
+
+
+def test_what_a_handler_rejected_is_no_message_that_it_gave_back(answered: Path) -> None:
+    found = replay(answered, lambda message: message.nak())
+    assert [one.offset for one in found.differences] == [0, 2, 3, 4, 5, 6]
 
 
 def test_messages_of_the_topic(scene: MemoryCluster, incident: Path) -> None:

@@ -279,6 +279,7 @@ NAK_DELAY_S: Final = 0.5  # after the first delivery, if the user names no delay
 NAK_DELAY_DOUBLED_S_MAX: Final = 60.0  # it doubles with each delivery up to this: a poison message costs little
 NAK_DELAY_S_MAX: Final = 86_400.0  # of a delay that the user names, which keeps the position back all the time
 POISON_DELIVERIES: Final = 5  # of one message: after so many it is reported, and again each time the number doubles
+GIVEN_BACK: Final = "given back at delivery_count {}"  # why a letter is written instead of a further delivery
 # Why a letter is written instead of a delivery. It says no more than the log knows: owners that died may have delivered
 # less often than is counted, and a handler's ack may have died with its process.
 UNANSWERED: Final = "the log counts {} deliveries, which may be too many, and has no ack"
@@ -336,7 +337,7 @@ class Answers:
             count = tracker.delivery_count(run.offsets[index])
             delay = grown_delay_s(count) if delay_s is None else delay_s
             if self._exhausted(count):
-                if self._post(claim, run, index, message, count, f"given back at delivery_count {count}"):
+                if self._post(claim, run, index, message, count, GIVEN_BACK.format(count)):
                     waits = True
                     self.naks += 1
             elif tracker.give_back(run, index, message, now_ms + round(1000 * delay), payload_bytes((message,))):
