@@ -12,7 +12,7 @@ import pytest
 
 from marshal_py import AckNotConfirmed, aio
 from marshal_py.client.messages import message as handles
-from marshal_py.errors import HandleUnknown, MessageNotPickled, NeedsAtLeastOnce
+from marshal_py.errors import ClaimLost, HandleUnknown, MessageNotPickled, NeedsAtLeastOnce
 from marshal_py.testing import make_message
 from tests.support.client_fixtures import DEADLINE_S, INTERVAL_S, MemoryTestCluster, collect, joined, positions, until
 
@@ -50,6 +50,23 @@ def test_a_handle_is_small_and_completed_once_or_twice(memory: MemoryTestCluster
             assert consumer.complete(handle), "a second call changes nothing"
         assert positions(consumer) == {0: 3, 1: 3}
         assert consumer.cached_info().late_acks == 0
+
+
+def test_a_handle_is_completed_again_after_its_claim(memory: MemoryTestCluster) -> None:
+    """The log has the ack: it comes not too late, and `flush` has nothing to raise. One that was not completed does."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 2)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        first, second = [message.handle() for message in collect(consumer, 2, ack=False)]
+        assert consumer.complete(first)
+        consumer.flush()
+        memory.local.evict(consumer)
+        assert consumer.complete(first)
+        consumer.flush()
+        assert consumer.cached_info().late_acks == 0
+        assert not consumer.complete(second)
+        with pytest.raises(ClaimLost):
+            consumer.flush()
 
 
 def test_other_answers_go_through_the_message(memory: MemoryTestCluster) -> None:

@@ -565,7 +565,7 @@ def waiting_again(claim: Claim, context: DeliveryContext) -> list[Message[Any, A
 # A handle is bytes without meaning outside its consumer: a random number of the consumer, then epoch, offset,
 # partition and topic, and a keyed checksum of all of them, so that a handle that was damaged on its way names no
 # other message. The consumer that made it completes it. What a handle needs besides is kept here until the message is
-# done.
+# done, and for a while after: a second `complete` asks for it.
 
 
 CONSUMER_BYTES: Final = 8  # random, so that a handle of another consumer or process is recognised
@@ -582,6 +582,21 @@ class Place(NamedTuple):
     tp: TopicPartition
 
 
+class _Kept(NamedTuple):
+    """A message that has a handle, and where its ack is noted. `message`: None once the handle was completed, so that
+    its content can go."""
+
+    delivered: Delivered
+    at: int
+    message: Message[Any, Any] | None
+
+    def is_open(self) -> bool:
+        """Returns whether the message still waits for an answer that counts."""
+        claim, run = self.delivered.claim, self.delivered.run
+        claim.settle()
+        return not claim.sealed and run is not None and not run.is_finished(self.at)
+
+
 class Handles:
     """Makes and reads the handles of one consumer."""
 
@@ -589,17 +604,17 @@ class Handles:
         self._group = group
         self._consumer = secrets.token_bytes(CONSUMER_BYTES)
         self._key = secrets.token_bytes(blake2b.MAX_KEY_SIZE)
-        self._kept: dict[Place, Message[Any, Any]] = {}  # in at-least-once mode
+        self._kept: dict[Place, _Kept] = {}  # in at-least-once mode
         self._look_at = 2 * KEPT_MIN
 
     def make(self, message: Message[Any, Any]) -> bytes:
-        """Returns the message's handle, and keeps the message until it is done. Called with the lock held."""
+        """Returns the message's handle, and keeps the message until it is completed. Called with the lock held."""
         delivered, offset = message._delivered, message.offset
         claim = delivered.claim
         if delivered.run is not None:
-            self._kept[Place(claim.epoch, offset, claim.tp)] = message
+            self._kept[Place(claim.epoch, offset, claim.tp)] = _Kept(delivered, message._index, message)
             if len(self._kept) >= self._look_at:
-                self._kept = {place: one for place, one in self._kept.items() if _open(one)}
+                self._kept = {place: one for place, one in self._kept.items() if one.is_open()}
                 self._look_at = 2 * max(KEPT_MIN, len(self._kept))
         named = _FORMAT.pack(self._consumer, claim.epoch, offset, claim.tp.partition) + claim.tp.topic.encode()
         return named + self._checksum(named)
@@ -625,19 +640,23 @@ class Handles:
         """Returns a handle's message; under the lock. At-least-once groups alone keep them. Raises HandleUnknown,
         NeedsAtLeastOnce."""
         place = self.read(handle)
-        message = self._kept.get(place)
-        if message is None or not _open(message):
+        kept = self._kept.get(place)
+        if kept is None or kept.message is None or not kept.is_open():
             claim = context.member.claims.get(place.epoch)
             if claim is not None and not isinstance(claim.tracker, AtLeastOnce):
                 raise NeedsAtLeastOnce("message", self._group)
             raise HandleUnknown(self._group, f"its message {place.tp}@{place.offset} is done, or its claim is over")
-        return message
+        return kept.message
 
     def complete(self, handle: bytes, context: DeliveryContext) -> bool:
         """Acks a handle's message, under the lock; returns whether in time. Raises HandleUnknown."""
         epoch, offset, tp = place = self.read(handle)
-        self._kept.pop(place, None)
+        kept = self._kept.get(place)
+        if kept is not None:
+            self._kept[place] = kept._replace(message=None)
         claim = context.member.claims.get(epoch)
+        if claim is None and kept is not None:
+            return kept.delivered.in_time(kept.at, kept.at + 1)
         if claim is None:
             context.member.late_acks += 1
             context.lost_acks.late(tp)
@@ -646,10 +665,3 @@ class Handles:
             return Delivered(context, claim, None).finish_one()
         run, index = claim.tracker.place_of(offset) or (None, 0)
         return run is None or Delivered(context, claim, run).finish_range(index, index + 1)
-
-
-def _open(message: Message[Any, Any]) -> bool:
-    """Returns whether the message still waits for an answer that counts."""
-    delivered = message._delivered
-    delivered.claim.settle()
-    return not delivered.claim.sealed and delivered.run is not None and not delivered.run.is_finished(message._index)
