@@ -179,12 +179,22 @@ def test_a_table_goes_out_and_comes_back(tmp_path: Path) -> None:
     with_group = f'"{GROUP}",orders,0,7\n\n{GROUP},orders,1,8\n'
     assert offsets_in(with_group) == {A: 7, B: 8}
     assert offsets_in("topic,partition,offset\norders,0,7") == {A: 7}
+    file.write_text("topic,partition,offset\norders,0,7", encoding="utf-8-sig")
+    assert offsets_in(str(file)) == {A: 7}
     assert offsets_in('{"orders": {"0": 7, "1": 8}}') == {A: 7, B: 8}
     with pytest.raises(InvalidOption, match="does not name orders:1"):
         resolve(target_of(str(print_table({A: 7})), None, GROUP), [A, B], POSITIONS, FACTS)
 
 
-BROKEN = ["orders,0", "orders,x,1", "orders,0,-1", "orders,0,1\norders,0,2", "g2,orders,0,1", "nowhere.csv"]
+@pytest.mark.parametrize("topic", ["topic", "TOPIC"])
+def test_the_first_line_of_a_topic_named_topic_is_no_heading(topic: str) -> None:
+    positions = {TopicPartition(topic, 0): 5, TopicPartition(topic, 1): 7}
+    assert offsets_in(print_table(positions)) == positions
+    assert offsets_in(f"{GROUP},{topic},0,5") == {TopicPartition(topic, 0): 5}
+    assert offsets_in(f"GROUP,TOPIC,PARTITION,OFFSET\n{GROUP},{topic},0,5") == {TopicPartition(topic, 0): 5}
+
+
+BROKEN = ["orders,0", "orders,x,1", "orders,0,-1", "orders,0,1\norders,0,2", "g2,orders,0,1", "topic", "nowhere.csv"]
 
 
 @pytest.mark.parametrize("text", BROKEN)

@@ -100,7 +100,7 @@ def read(text: str, option: str = "start") -> str:
     if not text.endswith(".csv"):
         return text
     try:
-        return Path(text).read_text(encoding="utf-8")
+        return Path(text).read_text(encoding="utf-8-sig")  # spreadsheets begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidOption(option, text, f"a file that can be read ({error})") from error
 
@@ -158,8 +158,8 @@ def _table(text: str, option: str, group: str, name: str) -> dict[TopicPartition
     rows: dict[TopicPartition, Point] = {}
     for number, row in enumerate(csv.reader(io.StringIO(text)), 1):
         cells = [cell.strip() for cell in row]
-        if not any(cells) or (number == 1 and "topic" in [cell.lower() for cell in cells]):
-            continue  # empty, or a heading
+        if not any(cells) or (number == 1 and _is_heading(cells)):
+            continue
         if len(cells) == 4 and cells[0] == group:
             cells = cells[1:]
         if len(cells) != 3 or not _DIGITS.fullmatch(cells[1]) or not _DIGITS.fullmatch(cells[2]):
@@ -173,6 +173,11 @@ def _table(text: str, option: str, group: str, name: str) -> dict[TopicPartition
     if not rows:
         raise InvalidOption(option, name, "the table names no partition: its lines are topic,partition,offset")
     return dict(sorted(rows.items()))
+
+
+def _is_heading(cells: Sequence[str]) -> bool:
+    """Returns whether the first line names columns. A topic may be named `topic`: its line has a partition's number."""
+    return "topic" in map(str.lower, cells) and not any(map(_DIGITS.fullmatch, cells[-2:-1]))
 
 
 def print_table(positions: Mapping[TopicPartition, int]) -> str:
