@@ -10,15 +10,16 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from marshal_py.client.async_consumer import AsyncConsumer
 from marshal_py.client.consumer import Consumer
 from marshal_py.errors import ConsumerClosed, InvalidOption
 
 Handler = Callable[[int, FrameType | None], object] | int
+SIGNALS: Final = "numbers of signals, such as signal.SIGTERM"
 AnyConsumer = Consumer[Any, Any] | AsyncConsumer[Any, Any]
 
 
@@ -34,6 +35,8 @@ class SignalHandlers:
             if not isinstance(one, Consumer | AsyncConsumer):
                 rule = "one consumer or more; of what a consumer has begun, such as its process, name the consumer"
                 raise InvalidOption("stop_on_signals", one, rule)
+        if isinstance(signals, str) or not isinstance(signals, Iterable):
+            raise InvalidOption("signals", signals, f"{SIGNALS}, in a list")
         self._consumers = consumers
         self._pid = os.getpid()
         self._seen: set[int] = set()  # signals that have come once
@@ -41,11 +44,16 @@ class SignalHandlers:
         self._active = True
         for number in signals:
             try:
+                if number in self._former:
+                    continue  # named twice: its former handler would be this one
                 if (former := signal.getsignal(number)) is None:
                     raise ValueError("its handler was not installed by Python, so it could not be put back")
                 self._former[number] = former
                 signal.signal(number, self._handle)
-            except (ValueError, OSError) as error:
+            except TypeError as error:
+                self.restore()
+                raise InvalidOption("signals", number, SIGNALS) from error
+            except (ValueError, OSError, OverflowError) as error:
                 self._former.pop(number, None)
                 self.restore()
                 raise InvalidOption("signals", number, f"{error}; leave this signal out") from error

@@ -133,11 +133,25 @@ def test_a_forked_child_is_ended_by_the_first_signal(consumer: Consumer) -> None
     assert not asked(consumer)
 
 
-@pytest.mark.parametrize("wrong", [0, 1_000, signal.SIGKILL], ids=str)
-def test_what_cannot_be_handled_is_refused_and_nothing_changes(consumer: Consumer, wrong: int) -> None:
+@pytest.mark.parametrize("wrong", [0, 1_000, 10**30, signal.SIGKILL, "SIGTERM", 15.0, None, [15]], ids=str)
+def test_what_cannot_be_handled_is_refused_and_nothing_changes(consumer: Consumer, wrong: object) -> None:
     before = now()
     with pytest.raises(InvalidOption, match="signals"):
-        stop_on_signals(consumer, signals=(*SIGNALS, wrong))
+        stop_on_signals(consumer, signals=(*SIGNALS, wrong))  # type: ignore[arg-type]
+    assert now() == before
+
+
+@pytest.mark.parametrize("wrong", [signal.SIGTERM, "SIGTERM", None], ids=str)
+def test_signals_are_a_list(consumer: Consumer, wrong: object) -> None:
+    with pytest.raises(InvalidOption, match=f"signals={wrong!r} is not allowed: numbers of signals, .* in a list"):
+        stop_on_signals(consumer, signals=wrong)  # type: ignore[arg-type]
+
+
+def test_a_signal_that_is_named_twice(consumer: Consumer, handlers: list[int]) -> None:
+    before = now()
+    with stop_on_signals(consumer, signals=(*SIGNALS, *SIGNALS)):
+        signal.raise_signal(signal.SIGUSR1)
+        assert (handlers, asked(consumer)) == ([signal.SIGUSR1], True)
     assert now() == before
 
 
