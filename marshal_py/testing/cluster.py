@@ -197,14 +197,21 @@ class LocalCluster(ABC):
         Without `partition` the key chooses it, as librdkafka does by default. `timestamp_ms`: since 1970, 0 is now.
         Raises TopicMissing, InvalidOption.
         """
+        _check_bytes("value", value)
+        _check_bytes("key", key)
+        headers = list(headers)
+        for name, content in headers:
+            _check_bytes(f"header {name}", content)
         writer = self._writing()
         writer.write(topic, value, key, headers, partition, timestamp_ms)
         writer.flush(TIMEOUT_S)
 
     def produce_many(self, topic: str, values: Iterable[bytes | None], *, partition: int | None = None) -> None:
-        """Writes a message per value, as `produce` does, and returns once all of them can be read."""
+        """Writes a message per value, as `produce` does, and returns once all of them can be read. Those before one
+        that is refused are written."""
         writer = self._writing()
         for value in values:
+            _check_bytes("value", value)
             writer.write(topic, value, partition=partition)
         writer.flush(TIMEOUT_S)
 
@@ -497,6 +504,12 @@ def local_cluster(kind: str = "memory") -> LocalCluster:
     if kind == "embedded":
         return EmbeddedCluster()
     raise InvalidOption("marshal_broker_kind", kind, '"memory" or "embedded"')
+
+
+def _check_bytes(name: str, content: object) -> None:
+    """Raises InvalidOption for what Kafka cannot hold."""
+    if content is not None and not isinstance(content, bytes):
+        raise InvalidOption(name, content, "bytes, as a serializer of a producer returns them, or None")
 
 
 def _plain(consumer: AnyConsumer) -> Membership:

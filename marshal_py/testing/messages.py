@@ -141,17 +141,20 @@ def make_message(
     None is now. `delivery_count`: how often it was delivered, this time included. `epoch`: of its fencing token; a
     message with a greater epoch has a greater token. `revoking`: whether its partition is moving to another member.
 
-    Raises InvalidOption for a delivery or a number that no message can have.
+    Raises InvalidOption for a topic, a delivery or a number that no message can have.
     """
     for name, number, least in (
         ("partition", partition, 0),
         ("offset", offset, 0),
         ("delivery_count", delivery_count, 1),
+        ("epoch", epoch, 0),
     ):
-        if number < least:
-            raise InvalidOption(name, number, f"{least} or more")
-    if not 0 <= epoch <= OFFSET_MAX:
-        raise InvalidOption("epoch", epoch, f"0 to {OFFSET_MAX}")
+        if type(number) is not int or not least <= number <= OFFSET_MAX:
+            raise InvalidOption(name, number, f"an int from {least} to {OFFSET_MAX}")
+    if timestamp_ms is not None and type(timestamp_ms) is not int:
+        raise InvalidOption("timestamp_ms", timestamp_ms, "an int, or None")
+    if not isinstance(topic, str):
+        raise InvalidOption("topic", topic, "a text")
     if delivery not in ("at_least_once", "at_most_once"):
         raise InvalidOption("delivery", delivery, '"at_least_once" or "at_most_once"')
     if delivery == "at_most_once" and delivery_count > 1:

@@ -63,6 +63,25 @@ def test_messages_are_read_and_acked(cluster: LocalCluster) -> None:
     assert list(cluster.group("billing").positions().values()) == [3]
 
 
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"value": "text"}, "value"),
+    ({"value": 7}, "value"),
+    ({"value": b"1", "key": "k"}, "key"),
+    ({"value": b"1", "headers": [("a", b"b"), ("c", "d")]}, "header c"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "name"), WRONG)
+def test_what_kafka_cannot_hold_is_refused(cluster: LocalCluster, wrong: dict[str, Any], name: str) -> None:
+    """A handler saw a text in the test, and bytes in production."""
+    with pytest.raises(InvalidOption, match=rf"^{name}=.*bytes"):
+        cluster.produce("orders", **wrong)
+    values: list[Any] = [b"1", wrong["value"], "2"]
+    with pytest.raises(InvalidOption, match=r"^value=.*bytes"):
+        cluster.produce_many("orders", values)
+    assert member(cluster).next(10).value == b"1"  # type: ignore[union-attr]
+
+
 def test_a_topic_that_does_not_exist(cluster: LocalCluster) -> None:
     with pytest.raises(TopicMissing):
         cluster.produce("nothing", b"")
