@@ -23,6 +23,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from marshal_py.client.messages.message import Message, position_of
@@ -121,8 +122,10 @@ class Statement(NamedTuple):
     rows: bool = False
 
 
+S = TypeVar("S")
 T = TypeVar("T")
 Steps = Generator[Statement, Any, T]
+Asking = Generator[Statement | Callable[[], Any], Any, T]  # calls too: what each returns may have to be awaited
 
 
 @constructor_checks_names()
@@ -182,7 +185,7 @@ class Rules:
         start, to = span.ranges[0]
         key = _key(group, source)
         advance = {**key, "token": span.token, "start_offset": start, "next_offset": to}
-        advanced = (yield self._statement(_ADVANCE, advance)) == 1
+        advanced = _is_changed((yield self._statement(_ADVANCE, advance)))
         if advanced and len(span.ranges) == 1:
             return span.ranges
         [row] = yield self._statement(_LOOK, key, rows=True)
@@ -231,6 +234,14 @@ def _not_applied(
     return [one for source, one in given if holds(new.get(source, ()), one.offset)]
 
 
+def _is_changed(count: int) -> bool:
+    """Returns whether a statement has changed its row. Raises InvalidOption if the database module does not know."""
+    if count < 0:
+        rule = "one that knows how many rows a statement has changed, as soon as it is executed"
+        raise InvalidOption("connection", f"a rowcount of {count}", rule)
+    return count == 1
+
+
 def _key(group: str, source: Source) -> dict[str, object]:
     return {"group_name": group, **source._asdict()}
 
@@ -254,13 +265,14 @@ class InboxRules(Rules):
         yield self._statement(_CREATE_MARKS, {})
 
     def kept(self, group: str, topic: str) -> Steps[dict[Source, Kept]]:
-        found = yield from super().kept(group, topic)
+        # The marks first: whatever takes some away meanwhile leaves them in the row, and a source with marks has a row.
         rows = yield self._statement(_MARKS, {"group_name": group, "topic": topic}, rows=True)
+        found = yield from super().kept(group, topic)
         marks: dict[Source, list[tuple[int, int]]] = {}
         for number, topic_id, start, to in rows:
             marks.setdefault(Source(topic, number, topic_id), []).append((start, to))
         for source, ranges in marks.items():
-            found[source] = _with(found[source], ranges)
+            found[source] = _with(found.get(source, Kept(group=group)), ranges)
         return found
 
     def rewinding(
@@ -294,7 +306,7 @@ class InboxRules(Rules):
         marked: list[int] = []
         for one in some:
             [(start, to)] = spans_of_messages(one)[0][source].ranges
-            if (yield self._statement(_MARK, {**key, "start_offset": start, "next_offset": to})) == 1:
+            if _is_changed((yield self._statement(_MARK, {**key, "start_offset": start, "next_offset": to}))):
                 marked.append(to)
         rows = yield self._statement(_LOOK, key, rows=True)
         self._marked[source] += len(marked)
@@ -329,8 +341,9 @@ class Guard(Rules):
     commits it together with the effect. Threads may share a guard.
     """
 
-    def _run(self, connection: Any, steps: Steps[T]) -> T:
-        return run(_Connection(connection, awaited=False).run, steps)
+    def _run(self, connection: Any, steps: Steps[T], at_read_committed: bool = False) -> T:
+        found = _Connection(connection, awaited=False)
+        return run(found.run, found.checked(steps, at_read_committed))
 
     def create(self, connection: Any) -> None:
         """Creates the guard table unless it exists. The caller commits."""
@@ -348,10 +361,10 @@ class Guard(Rules):
 
         Raises WriteFenced if later owners have all the partitions: roll back and do not ack. Raises OffsetsUnclear;
         InvalidOption for a guard whose table an inbox has used, for messages of two groups, for one that is given
-        twice, for what is no message, for a connection that commits each statement by itself, and for one of an unknown
-        module. Errors of the database pass through.
+        twice, for what is no message, for a connection that commits each statement by itself, for one of psycopg in
+        pipeline mode, and for one of an unknown module. Errors of the database pass through.
         """
-        return self._run(connection, self._new(messages))
+        return self._run(connection, self._new(messages), self._has_marks)
 
     def finished(self, connection: Any, group: str, topic: str) -> dict[Source, Ranges]:
         """Returns which offsets have their effect: ascending ranges [start, to) for each partition.
@@ -378,18 +391,19 @@ class Guard(Rules):
         which the table has rows: none for a group or topic that it does not know. Undo the effects in the same
         transaction, and pause the group meanwhile. Raises InvalidOption for a `to` that is no offset.
         """
-        return self._run(connection, self.rewinding(group, topic, partitions, to, topic_id))
+        return self._run(connection, self.rewinding(group, topic, partitions, to, topic_id), self._has_marks)
 
 
 class AsyncGuard(Rules):
     """Does what `Guard` does, over connections of aiosqlite, psycopg (AsyncConnection) or SQLAlchemy (asyncio)."""
 
-    async def _run(self, connection: Any, steps: Steps[T]) -> T:
-        run_async = _Connection(connection, awaited=True).run_async
+    async def _run(self, connection: Any, steps: Steps[T], at_read_committed: bool = False) -> T:
+        found = _Connection(connection, awaited=True)
+        asking = found.checked(steps, at_read_committed)
         try:
-            statement = next(steps)
+            step = next(asking)
             while True:
-                statement = steps.send(await run_async(statement))
+                step = asking.send(await found.run_async(step))
         except StopIteration as end:
             result: T = end.value
             return result
@@ -400,7 +414,7 @@ class AsyncGuard(Rules):
 
     async def new(self, connection: Any, messages: M | Iterable[M]) -> list[M]:
         """Does what `Guard.new` does."""
-        return await self._run(connection, self._new(messages))
+        return await self._run(connection, self._new(messages), self._has_marks)
 
     async def finished(self, connection: Any, group: str, topic: str) -> dict[Source, Ranges]:
         """Does what `Guard.finished` does."""
@@ -418,15 +432,17 @@ class AsyncGuard(Rules):
         topic_id: str | None = None,
     ) -> list[Source]:
         """Does what `Guard.rewind` does."""
-        return await self._run(connection, self.rewinding(group, topic, partitions, to, topic_id))
+        return await self._run(connection, self.rewinding(group, topic, partitions, to, topic_id), self._has_marks)
 
 
 class Inbox(InboxRules, Guard):
     """Does what `Guard` does, for handlers in parallel: transactions of one partition do not wait for each other.
 
     It has the guard's table and a second one beside it, with a row for each message from the position on:
-    `applied_marks`. SQLite must be 3.35 or newer. Call `new` once per transaction. A group that has used a guard may go
-    on with an inbox of the same table; from then on a guard refuses the partitions that the inbox had (InvalidOption).
+    `applied_marks`. SQLite must be 3.35 or newer. In PostgreSQL `new` and `rewind` need the isolation level READ
+    COMMITTED, and raise InvalidOption at any other. Call `new` once per transaction. A group that has used a guard may
+    go on with an inbox of the same table; from then on a guard refuses the partitions that the inbox had
+    (InvalidOption).
     """
 
 
@@ -434,12 +450,12 @@ class AsyncInbox(InboxRules, AsyncGuard):
     """Does what `Inbox` does, over the connections of `AsyncGuard`."""
 
 
-def run(execute: Callable[[Statement], Any], steps: Steps[T]) -> T:
-    """Returns what the generator returns; `execute` runs each of its statements."""
+def run(execute: Callable[[S], Any], steps: Generator[S, Any, T]) -> T:
+    """Returns what the generator returns; `execute` runs each of its steps."""
     try:
-        statement = next(steps)
+        step = next(steps)
         while True:
-            statement = steps.send(execute(statement))
+            step = steps.send(execute(step))
     except StopIteration as end:
         result: T = end.value
         return result
@@ -450,8 +466,7 @@ class _Connection:
 
     def __init__(self, connection: Any, *, awaited: bool) -> None:
         """`awaited`: whether the caller awaits what the connection returns, as AsyncGuard does and Guard does not."""
-        modules = [kind.__module__.partition(".")[0] for kind in type(connection).__mro__]
-        self.module = next((name for name in modules if name in _FORMS), "")
+        self.module = _module_of(connection)
         if not self.module:
             rule = f"a connection of {', '.join(sorted(_FORMS))}; for others use the SQL of docs/acks.md"
             raise InvalidOption("connection", type(connection), rule)
@@ -460,24 +475,79 @@ class _Connection:
             used, other = (other, used) if awaited else (used, other)
             rule = f"a connection that is {'' if awaited else 'not '}awaited, for {used}; for this one use {other}"
             raise InvalidOption("connection", type(connection), rule)
-        if _commits_itself(connection, self.module):
-            rule = "a connection in a transaction: the effect and the guard's rows must be committed together"
-            raise InvalidOption("connection", type(connection), rule)
         self.connection = connection
+
+    def checked(self, steps: Steps[T], at_read_committed: bool) -> Asking[T]:
+        """Yields what finds out how the connection commits, and then the steps. Raises InvalidOption before those.
+
+        `at_read_committed`: a statement of the steps must see what others have committed before it. At another level
+        PostgreSQL shows an inbox what there was when the transaction began: a mark that has become a range since is in
+        neither table. SQLite shows the last state to whoever writes.
+        """
+        driver, has_levels, commits = self.connection, self.module == "psycopg", False
+        if self.module == "sqlalchemy":
+            sync = yield from self._begun()
+            driver, has_levels = sync.connection.driver_connection, sync.dialect.name == "postgresql"
+            of_engine = sync.dialect._on_connect_isolation_level  # of create_engine
+            level = sync.get_execution_options().get("isolation_level", of_engine)
+            commits = str(level).upper() == "AUTOCOMMIT"
+        if commits or (yield from _commits_itself(driver)):
+            rule = "a connection in a transaction: the effect and the guard's rows must be committed together"
+            raise InvalidOption("connection", type(self.connection), rule)
+        if _module_of(driver) == "psycopg" and int(driver.pgconn.pipeline_status):
+            rule = (
+                "a connection outside of pipeline mode, in which no statement says at once how many rows it has changed"
+            )
+            raise InvalidOption("connection", type(self.connection), rule)
+        if at_read_committed and has_levels:
+            [[level]] = yield Statement("SHOW transaction_isolation", {}, rows=True)
+            if level != "read committed":
+                rule = "the isolation level READ COMMITTED, for an Inbox: at others it misses marks that became ranges"
+                raise InvalidOption("connection", f"at {level.upper()}", rule)
+        return (yield from steps)
+
+    def _begun(self) -> Asking[Any]:
+        """Returns the connection of SQLAlchemy that is not awaited, and has it begin, as its first statement would.
+        A program may have the driver's transaction begin with it, by an event."""
+        found = self.connection
+        if hasattr(found, "get_bind"):  # a session
+            found = yield found.connection
+        elif not found.in_transaction():
+            yield found.begin
+        return getattr(found, "sync_connection", found)
 
     def _arguments(self, statement: Statement) -> tuple[Any, Mapping[str, object]]:
         return _FORMS[self.module](statement.sql), statement.values
 
-    def run(self, statement: Statement) -> Any:
-        result = self.connection.execute(*self._arguments(statement))
-        return result.fetchall() if statement.rows else result.rowcount
+    def _executing(self, statement: Statement) -> Any:
+        """Returns the result, or what is awaited for it. `row_factory` of psycopg may be one that makes no tuples."""
+        on = self.connection
+        if self.module == "psycopg":
+            from psycopg.rows import tuple_row
 
-    async def run_async(self, statement: Statement) -> Any:
-        result = await self.connection.execute(*self._arguments(statement))
-        if not statement.rows:
+            on = on.cursor(row_factory=tuple_row)
+        return on.execute(*self._arguments(statement))
+
+    def run(self, step: Statement | Callable[[], Any]) -> Any:
+        if not isinstance(step, Statement):
+            return step()
+        result = self._executing(step)
+        return self._fetching(result) if step.rows else result.rowcount
+
+    async def run_async(self, step: Statement | Callable[[], Any]) -> Any:
+        if not isinstance(step, Statement):
+            return await step()
+        result = await self._executing(step)
+        if not step.rows:
             return result.rowcount
-        rows = result.fetchall()
+        rows = self._fetching(result)
         return await rows if hasattr(rows, "__await__") else rows
+
+    def _fetching(self, result: Any) -> Any:
+        """Returns the rows, or what is awaited for them, as tuples."""
+        if self.module in ("sqlite3", "aiosqlite"):
+            result.row_factory = None
+        return result.fetchall()
 
 
 def _sqlalchemy_text(sql: str) -> Any:
@@ -494,30 +564,29 @@ _FORMS: Final[Mapping[str, Any]] = {
 }
 
 
+def _module_of(connection: Any) -> str:
+    """Returns the name of the database module, "" for one that is not in `_FORMS`."""
+    modules = [kind.__module__.partition(".")[0] for kind in type(connection).__mro__]
+    return next((name for name in modules if name in _FORMS), "")
+
+
 def _is_awaited(connection: Any, module: str) -> bool:
     """Returns whether `execute` of the connection is awaited. That of aiosqlite returns an object of its own."""
     return module == "aiosqlite" or inspect.iscoroutinefunction(getattr(connection, "execute", None))
 
 
-def _sqlalchemy_level(connection: Any) -> object:
-    """Returns the isolation level that a connection or session of SQLAlchemy was given; None for the database's own."""
-    parts = (getattr(connection, name, None) for name in ("sync_connection", "sync_session"))
-    sync = next((part for part in parts if part is not None), connection)
-    found = sync.get_bind() if hasattr(sync, "get_bind") else sync  # of a session an engine, or a connection
-    options: Mapping[str, object] = getattr(found, "get_execution_options", dict)()
-    of_engine = getattr(getattr(found, "dialect", None), "_on_connect_isolation_level", None)  # of create_engine
-    return options.get("isolation_level", of_engine)
-
-
-def _commits_itself(connection: Any, module: str) -> bool:
-    """Returns whether the connection is in no transaction and would commit the next statement by itself."""
-    match module:
+def _commits_itself(driver: Any) -> Asking[bool]:
+    """Returns whether a driver's connection is in no transaction and would commit the next statement by itself. That of
+    a module that is not known here does not."""
+    match _module_of(driver):
         case "psycopg":
-            return bool(connection.autocommit) and int(connection.info.transaction_status) == 0
-        case "sqlalchemy":
-            return _sqlalchemy_level(connection) == "AUTOCOMMIT"
-    if connection.in_transaction:
-        return False
+            return bool(driver.autocommit) and int(driver.info.transaction_status) == 0
+        case "sqlite3":
+            itself = getattr(driver, "autocommit", -1)
+        case "aiosqlite":  # it has no `autocommit`, and that of its sqlite3 connection is read in its thread alone
+            itself = yield partial(driver._execute, getattr, driver._conn, "autocommit", -1)
+        case _:
+            return False
     # sqlite3's own `autocommit` (Python 3.12) is True, False, or -1 for the older rule: `isolation_level` decides.
-    itself = getattr(connection, "autocommit", -1)
-    return itself is True or (itself not in (True, False) and connection.isolation_level is None)
+    by_level = itself not in (True, False) and driver.isolation_level is None
+    return not driver.in_transaction and (itself is True or by_level)

@@ -20,9 +20,12 @@ import aiosqlite
 import psycopg
 import pytest
 import sqlalchemy
+from psycopg.rows import dict_row
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from marshal_py.client.process.worker_processes import plain
+from marshal_py.client.sql_guard import InboxRules
 from marshal_py.embedded import Broker
 from marshal_py.errors import InvalidOption, OffsetsUnclear, WriteFenced
 from marshal_py.protocol.wire.identity import Token
@@ -386,6 +389,34 @@ def autocommitting_psycopg(tmp_path: Path, postgres: str) -> Any:
     return psycopg.connect(postgres, autocommit=True)
 
 
+def test_pipeline_mode_is_refused(tmp_path: Path, postgres: str) -> None:
+    """No statement says there how many rows it has changed, so each message would seem to have its effect already."""
+    engine = sqlalchemy.create_engine(url_of("sqlalchemy-psycopg", tmp_path, postgres), poolclass=sqlalchemy.NullPool)
+    for guard in (Guard(), Inbox()):
+        database = made("psycopg", tmp_path, postgres, guard)
+        with psycopg.connect(postgres) as plain_one, engine.begin() as of_engine:
+            for connection, driver in ((plain_one, plain_one), (of_engine, of_engine.connection.driver_connection)):
+                with driver.pipeline(), pytest.raises(InvalidOption, match="pipeline mode"):
+                    guard.new(connection, payment(0))
+        assert apply(database, payment(0)) == [0]
+
+    async def scenario() -> None:
+        async with opened("psycopg", postgres) as connection, connection.pipeline():
+            with pytest.raises(InvalidOption, match="pipeline mode"):
+                await AsyncGuard().new(connection, payment(1))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("guard", [Guard(), Inbox()], ids=["guard", "inbox"])
+def test_a_number_of_rows_that_is_not_known_is_refused(guard: Guard) -> None:
+    """Whatever the database module: a message that has no effect yet would pass for one that has."""
+    steps = guard._new(payment(3))
+    next(steps)
+    with pytest.raises(InvalidOption, match="a rowcount of -1"):
+        steps.send(-1)
+
+
 @pytest.mark.parametrize("make", [autocommitting_sqlite, autocommitting_psycopg])
 def test_a_connection_that_commits_by_itself_is_refused(
     make: Callable[[Path, str], Any], tmp_path: Path, postgres: str
@@ -439,9 +470,68 @@ def test_an_autocommitting_engine_is_refused(tmp_path: Path) -> None:
     set_later = plain.connect().execution_options(**level)
     with set_later, pytest.raises(InvalidOption, match="in a transaction"):
         Guard().create(set_later)
+    lower = sqlalchemy.create_engine(url, isolation_level="autocommit", poolclass=sqlalchemy.NullPool)
+    with lower.connect() as connection, pytest.raises(InvalidOption, match="in a transaction"):
+        Guard().create(connection)
+    with Session(plain) as session:
+        session.connection(execution_options=level)
+        with pytest.raises(InvalidOption, match="in a transaction"):
+            Guard().create(session)
     with Session(plain) as session:
         Guard().create(session)
         assert Guard().new(session, payment(0))
+
+
+def test_a_driver_that_commits_by_itself_is_refused(tmp_path: Path, postgres: str) -> None:
+    """SQLAlchemy was given no level, and the driver's connection was; unless the transaction is begun by an event."""
+    of_psycopg = url_of("sqlalchemy-psycopg", tmp_path, postgres)
+    for url, arguments in (("sqlite://", {"isolation_level": None}), (of_psycopg, {"autocommit": True})):
+        engine = sqlalchemy.create_engine(url, connect_args=arguments)
+        for connection in (engine.connect(), Session(engine)):
+            with connection, pytest.raises(InvalidOption, match="in a transaction"):
+                Guard().create(connection)
+
+        @sqlalchemy.event.listens_for(engine, "begin")
+        def begin(connection: sqlalchemy.Connection) -> None:
+            connection.exec_driver_sql("BEGIN")
+
+        for connection in (engine.connect(), Session(engine)):
+            with connection:
+                Guard("by_event").create(connection)
+                assert Guard("by_event").new(connection, payment(0))
+                connection.rollback()
+        engine.dispose()
+
+
+class SelfCommitting(sqlite3.Connection):
+    """Has the `autocommit` of Python 3.12, which is read in the thread of the connection alone."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.thread = threading.get_ident()
+
+    @property
+    def autocommit(self) -> bool:
+        assert threading.get_ident() == self.thread
+        return True
+
+
+def test_an_aiosqlite_connection_that_commits_by_itself_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with aiosqlite.connect(tmp_path / "a.db", factory=SelfCommitting) as connection:
+            with pytest.raises(InvalidOption, match="in a transaction"):
+                await AsyncGuard().create(connection)
+        async with aiosqlite.connect(tmp_path / "a.db", isolation_level=None) as connection:
+            with pytest.raises(InvalidOption, match="in a transaction"):
+                await AsyncGuard().create(connection)
+        url = f"sqlite+aiosqlite:///{tmp_path / 'a.db'}"
+        engine = create_async_engine(url, connect_args={"isolation_level": None}, poolclass=sqlalchemy.NullPool)
+        for connection in (engine.connect(), AsyncSession(engine)):
+            async with connection:
+                with pytest.raises(InvalidOption, match="in a transaction"):
+                    await AsyncGuard().create(connection)
+
+    asyncio.run(scenario())
 
 
 def test_an_autocommitting_engine_of_asyncio_is_refused(tmp_path: Path) -> None:
@@ -463,6 +553,37 @@ def test_an_autocommitting_engine_of_asyncio_is_refused(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def as_dict(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
+    return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
+
+
+@pytest.mark.parametrize("kind", ["sqlite3", "psycopg"])
+@pytest.mark.parametrize("guard", [Guard(), Inbox()], ids=["guard", "inbox"])
+def test_a_connection_may_make_rows_of_another_kind(kind: str, guard: Guard, tmp_path: Path, postgres: str) -> None:
+    database = made(kind, tmp_path, postgres, guard)
+    for found in ([0, 1], []):
+        with database.transaction() as connection:
+            connection.row_factory = as_dict if kind == "sqlite3" else dict_row
+            assert [one.offset for one in guard.new(connection, [payment(0), payment(1)])] == found
+            assert [*guard.finished(connection, "shop", "payments").values()] == [((0, 2),)]
+            [row] = connection.execute("SELECT count(*) AS rows FROM applied").fetchall()
+            assert row == {"rows": 1}, "the program's own statements have its rows"
+
+
+@pytest.mark.parametrize("kind", ["aiosqlite", "psycopg"])
+def test_a_connection_of_asyncio_may_make_rows_of_another_kind(kind: str, tmp_path: Path, postgres: str) -> None:
+    made("psycopg", tmp_path, postgres, Inbox())
+
+    async def scenario() -> None:
+        async with opened(kind, str(tmp_path / "a.db") if kind == "aiosqlite" else postgres) as connection:
+            connection.row_factory = as_dict if kind == "aiosqlite" else dict_row
+            await AsyncInbox().create(connection)
+            assert await AsyncInbox().new(connection, payment(0))
+            assert await AsyncInbox().new(connection, payment(0)) == []
+
+    asyncio.run(scenario())
+
+
 def test_a_message_that_is_given_twice_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "a.db")) as connection, connection:
         Guard().create(connection)
@@ -471,7 +592,12 @@ def test_a_message_that_is_given_twice_is_refused(tmp_path: Path) -> None:
         assert Guard().new(connection, []) == []
 
 
-@pytest.mark.parametrize("wrong", [None, "x", 3, [payment(1), None], b"x"])
+PLAIN = plain(make_message())
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, "x", 3, [payment(1), None], b"x", PLAIN, [PLAIN], make_batch([make_message()]).parts]
+)
 @pytest.mark.parametrize("guard", [Guard(), Inbox()], ids=["guard", "inbox"])
 def test_what_is_no_message_is_refused_by_name(tmp_path: Path, guard: Guard, wrong: Any) -> None:
     with closing(sqlite3.connect(tmp_path / "a.db")) as connection, connection:
@@ -590,6 +716,61 @@ def test_marks_below_the_position_become_ranges(inbox: Database, monkeypatch: py
     assert rows_of(inbox, "applied_marks") == 0
     with inbox.transaction() as connection:
         assert [one.offset for one in inbox.guard.new(connection, batch)] == [*range(20, 100)]
+
+
+LEVELS = ("REPEATABLE READ", "SERIALIZABLE")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_inbox_needs_read_committed(level: str, tmp_path: Path, postgres: str) -> None:
+    """An older owner's transaction would see neither a newer owner's mark nor the range that it has become. Whoever set
+    the level: the connection, the transaction, the server, or SQLAlchemy."""
+    database = made("psycopg", tmp_path, postgres, Inbox())
+    by_server = "-c default_transaction_isolation=" + level.lower().replace(" ", r"\ ")
+    with psycopg.connect(postgres) as one, psycopg.connect(postgres) as two:
+        one.isolation_level = psycopg.IsolationLevel[level.replace(" ", "_")]
+        two.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        for connection in (one, two, psycopg.connect(postgres, options=by_server)):
+            with pytest.raises(InvalidOption, match=f"at {level}.*READ COMMITTED, for an Inbox"):
+                database.guard.new(connection, payment(0))
+            with pytest.raises(InvalidOption, match=f"at {level}"):
+                database.guard.rewind(connection, "shop", "payments")
+            assert database.guard.finished(connection, "shop", "payments") == {}
+            assert Guard().new(connection, payment(0)), "it waits for the row, or fails with an error"
+            connection.rollback()
+        connection.close()
+    engine = sqlalchemy.create_engine(
+        url_of("sqlalchemy-psycopg", tmp_path, postgres), isolation_level=level, poolclass=sqlalchemy.NullPool
+    )
+    for found in (engine.connect(), Session(engine)):
+        with found, pytest.raises(InvalidOption, match=f"at {level}"):
+            database.guard.new(found, payment(0))
+
+    async def scenario() -> None:
+        async with opened("psycopg", postgres) as connection:
+            await connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+            with pytest.raises(InvalidOption, match=f"at {level}"):
+                await AsyncInbox().new(connection, payment(0))
+
+    asyncio.run(scenario())
+    assert apply(database, payment(0)) == [0]
+
+
+def test_a_row_that_comes_while_an_inbox_is_read_is_found() -> None:
+    """The first message of a partition commits its mark and its row between the two statements."""
+    key = (0, "id")
+    steps = InboxRules().kept("shop", "payments")
+    assert "_marks" in next(steps).sql, "marks that become ranges meanwhile are in the row then"
+    steps.send([])
+    with pytest.raises(StopIteration) as ended:
+        steps.send([(*key, str(payment(0).token), -1, -1, "0-1")])
+    assert [kept.finished.ranges for kept in ended.value.value.values()] == [((0, 1),)]
+    steps = InboxRules().kept("shop", "payments")
+    next(steps)
+    steps.send([(*key, 0, 1)])
+    with pytest.raises(StopIteration) as ended:
+        steps.send([])
+    assert [kept.finished.ranges for kept in ended.value.value.values()] == [((0, 1),)], "its row was deleted by hand"
 
 
 def test_an_inbox_goes_on_where_a_guard_was(inbox: Database) -> None:

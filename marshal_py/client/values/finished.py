@@ -190,12 +190,17 @@ class LeftOut(NamedTuple):
 
 
 def _several(messages: Any) -> list[Any]:
-    """Returns the messages of an iterable. Raises InvalidOption for anything else."""
-    found = list(messages) if isinstance(messages, Iterable) else [messages]
-    for one in found:
-        if not hasattr(one, "token"):
-            raise InvalidOption("messages", one, "a message, a batch, a part, or several messages in a list")
-    return found
+    """Returns a message, or those of an iterable, in a list. Raises InvalidOption for anything else."""
+    each = [messages] if hasattr(messages, "offset") or not isinstance(messages, Iterable) else list(messages)
+    for one in each:
+        # A Part has no offset, a PlainMessage no topic id.
+        if not all(hasattr(one, name) for name in ("offset", "token", "topic_id")):
+            rule = "a message, a batch, a part, or several messages in a list"
+            shown = type(one) if hasattr(one, "offset") else one  # no error shows the value of a message
+            raise InvalidOption(
+                "messages", shown, f"{rule}; a PlainMessage, which a worker process has, is none of them"
+            )
+    return each
 
 
 def spans_of_messages(messages: Any) -> tuple[dict[Source, Span], list[tuple[Source, Any]]]:
@@ -207,8 +212,7 @@ def spans_of_messages(messages: Any) -> tuple[dict[Source, Span], list[tuple[Sou
     elif hasattr(messages, "raw"):
         parts = [(messages[0], messages.covered, messages)] if len(messages) else []
     else:
-        each = [messages] if hasattr(messages, "offset") else _several(messages)
-        parts = [(one, getattr(one, "covered", ((one.offset, one.offset + 1),)), (one,)) for one in each]
+        parts = [(one, getattr(one, "covered", ((one.offset, one.offset + 1),)), (one,)) for one in _several(messages)]
     ranges: dict[Source, list[Range]] = {}
     tokens: dict[Source, list[str]] = {}
     found: list[tuple[Source, Any]] = []
