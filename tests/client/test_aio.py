@@ -143,6 +143,7 @@ def test_a_consumer_with_await(cluster: TestCluster, delivery: str) -> None:
             again = await marshal.consumer(group, [topic], delivery=delivery, **OPTIONS)
             await turn_until(lambda: len(again.cached_info().claims) == 2, "it owns both")
             assert await again.next(0.0) is None, "nothing comes twice"
+            await turn_until(lambda: again.cached_info().lag == 0, "it knows where they end")
             info = await again.info()
             assert info.lag == 0
             assert {event.kind for event in again.events()} >= {"joined", "claimed"}

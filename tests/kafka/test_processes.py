@@ -80,8 +80,7 @@ def test_kill_9(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, sty
 
 def test_sigstop_past_the_lease_and_sigcont(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
     run = scenario(kafka, [topic(6)])
-    names = opened(run, 3, 6)
-    victim = names[0]
+    victim = largest_owner(run, opened(run, 3, 6))
     session = run.session_of(victim)
     run.stop(victim)
     run.wait(lambda: ended(run, session), "the stopped one is evicted")

@@ -33,13 +33,11 @@ def answers(spark: SparkSession, dump: str) -> dict[str, list[dict[str, Any]]]:
 
 def test_a_report_leaves_the_users_views(spark: SparkSession, dump: str) -> None:
     """Of the names that `views` gives by default. It replaced and then dropped them."""
-    spark.range(3).createOrReplaceTempView("marshal_moves")
-    try:
-        assert report(spark, {"path": dump}, ["moves"])["moves"]
-        assert spark.table("marshal_moves").count() == 3
-        assert [row.tableName for row in spark.sql("SHOW TABLES LIKE 'marshal_*'").collect()] == ["marshal_moves"]
-    finally:
-        spark.catalog.dropTempView("marshal_moves")
+    session = spark.newSession()  # without the views of other tests
+    session.range(3).createOrReplaceTempView("marshal_moves")
+    assert report(session, {"path": dump}, ["moves"])["moves"]
+    assert session.table("marshal_moves").count() == 3
+    assert [row.tableName for row in session.sql("SHOW TABLES LIKE 'marshal_*'").collect()] == ["marshal_moves"]
 
 
 def test_every_question_has_an_answer(answers: dict[str, list[dict[str, Any]]]) -> None:
