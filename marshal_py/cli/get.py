@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import re
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -55,6 +57,7 @@ class ScanBar:
 EXAMPLE: Final = output.example("marshal get users --multi-last '1234.>' --up-to-time 2026-01-31T12:00:00Z")
 PAGE: Final = 1_000  # messages of a page, where --all asks for every one
 HEX_BYTES: Final = 16  # of a line
+_COMMANDS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # to a terminal: all but newlines and tabs
 ASKED: Final = (  # options that go to a GetRequest as they are
     *("offset", "start_time", "last_by_key", "next_by_key", "batch", "max_bytes", "multi_last", "up_to_time"),
 )
@@ -210,7 +213,7 @@ def show_message(message: StoredMessage) -> None:
     if message.key is not None:
         console.print(Text("key    "), Text(_readable(lines.as_bytes(message.key)), style="cyan"), sep="")
     for name, value in message.headers:
-        console.print(Text(f"header {name}: {'-' if value is None else _readable(value)}"))
+        console.print(Text(f"header {output.printable(name)}: {'-' if value is None else _readable(value)}"))
     if message.value is None:
         console.print(Text("tombstone: the key is deleted", style="red"))
     else:
@@ -226,14 +229,10 @@ def _show_value(console: Console, value: bytes) -> None:
             plain = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in piece)
             console.print(Text(f"{at:08x}  {piece.hex(' '):<{HEX_BYTES * 3}} {plain}"))
         return
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if isinstance(found, dict | list):
-        console.print_json(text)
-    else:
-        console.print(Text(text))
+    if text.lstrip().startswith(("{", "[")):
+        with suppress(ValueError, RecursionError):  # then it is shown as it is
+            text = msgspec.json.format(text, indent=2)  # numbers, and keys that come twice, stay as they are
+    print(_COMMANDS.sub(lambda found: ascii(found[0])[1:-1], text))  # rich would make spaces of tabs
 
 
 def _readable(content: bytes) -> str:
@@ -247,12 +246,12 @@ def _readable(content: bytes) -> str:
 def _offsets(given: list[str] | None) -> int | Mapping[int, int] | None:
     """Returns the offset of each partition, from texts like `3:120`, or the number from a text like `120` alone. Any
     other text ends in exit code 2."""
-    if given is not None and len(given) == 1 and given[0].isdigit():
+    if given is not None and len(given) == 1 and given[0].isdecimal():
         return int(given[0])
     found: dict[int, int] = {}
     for text in given or ():
         number, colon, at = text.partition(":")
-        if not colon or not number.isdigit() or not at.isdigit():
+        if not colon or not number.isdecimal() or not at.isdecimal():
             raise typer.BadParameter(f"--up-to-offset {text!r}: expected PARTITION:OFFSET, or one OFFSET alone")
         if int(number) in found:
             raise typer.BadParameter(f"--up-to-offset {text!r}: partition {int(number)} is named twice")

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from marshal_py.cli.get import show_message
+from marshal_py.topics.request import StoredMessage
 from marshal_py.transport.embedded import Broker
 from tests.cli.shell import DEADLINE_S, Shell
 from tests.support import direct_get_examples
@@ -86,6 +88,25 @@ def test_values_are_shown_as_what_they_are(users: Shell) -> None:
     assert "tombstone: the key is deleted" in users.run("get", TOPIC, "--last", "gone", "--tombstones").stdout
 
 
+@pytest.mark.parametrize(
+    ("value", "lines"),
+    [
+        (rb'{"text":"cut emoji \ud83d"}', [r'{"text":"cut emoji \ud83d"}']),
+        (b"[" * 200_000 + b"]" * 200_000, ["[" * 200_000 + "]" * 200_000]),
+        (b'{"a":0.12345678901234567890123,"a":1.10}', ["{", '  "a": 0.12345678901234567890123,', '  "a": 1.10', "}"]),
+        (b"[1e400]", ["[", "  1e400", "]"]),
+        (b"[1, 2", ["[1, 2"]),
+        (b"a\rb \x1b[31m\tred\nend \xc2\x9b", [r"a\rb \x1b[31m" + "\tred", r"end \x9b"]),
+    ],
+    ids=["half a pair", "deep", "numbers", "large", "no JSON", "commands"],
+)
+def test_a_value_is_shown_unchanged_and_commands_no_terminal(
+    capsys: pytest.CaptureFixture[str], value: bytes, lines: list[str]
+) -> None:
+    show_message(StoredMessage("orders", 0, 7, 0, None, value, (("a\x1bb", b"x"),)))
+    assert capsys.readouterr().out.split("\n")[1:] == [r"header a\x1bb: x", *lines, ""]
+
+
 def test_a_page_says_what_is_left(users: Shell) -> None:
     assert "5 more match: --all prints them" in users.run("get", TOPIC, "--batch", "2").stderr
 
@@ -95,6 +116,7 @@ def test_a_page_says_what_is_left(users: Shell) -> None:
     [
         (["key", "--offset", "1"], 2, "KEY alone"),
         (["--multi-last", "a", "--up-to-offset", "x"], 2, "PARTITION:OFFSET"),
+        (["--multi-last", "a", "--up-to-offset", "²"], 2, "PARTITION:OFFSET"),
         (["--multi-last", "a", "--up-to-offset", "0:1", "--up-to-offset", "00:2"], 2, "partition 0 is named twice"),
         (["--time", "soon"], 2, "2026-01-31"),
         (["--multi-last", "a", "--up-to-time", "soon"], 2, "2026-01-31"),
