@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 FAILED: Final = 1
 PIPE_WIDTH: Final = 100_000  # of a table that nobody sees in a terminal: its lines are as long as their values
+PADDING: Final = 2  # columns of a terminal, beside each cell
+TEXT_LEAST: Final = 8  # columns of a text that is wrapped: narrower ones nobody reads
+NAME_LEAST: Final = 4  # the same, of the name above numbers
 INTERRUPTED: Final = 130  # 128 + SIGINT, as for a C program that ctrl-C has ended
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, as for a C program whose reader has gone
 DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -35,7 +38,9 @@ _QUOTED_OR_NAME: Final = re.compile(
     r"""(?<!\w)b?(?P<quote>['"])(?:\\.|(?!(?P=quote)).)*(?P=quote)"""
     r"""|(?<![\w'./-])(?P<name>[a-z]\w*)(?:=True\b|=(?=[\s,:;)]|$)|(?P<equals>=))?"""
 )
-_NUMBER: Final = re.compile(r"-|-?\d+(\.\d+)?(e[+-]\d+)?( (ms|s|min|h|days))?( ago)?")  # also with its unit
+_NUMBER: Final = re.compile(  # also with its unit, and as `marshal top` has it: +1.2M, 45s, 2+1
+    r"-|[-+]?\d+(\.\d+)?(e[+-]\d+)?([kMGTsmhd]|\+\d+| (ms|s|min|h|days))?( ago)?"
+)
 _PARTITION: Final = re.compile(r".+:\d+")
 SIZES_S: Final = (("days", 86_400), ("h", 3_600), ("min", 60))
 
@@ -192,25 +197,54 @@ def logging_to_stderr() -> Iterator[None]:
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, stderr: bool = False) -> None:
-    """Prints a table in which nothing is cut off, numbers stand below each other, and a cell of None is shown as -."""
+    """Prints a table in which nothing is cut off, numbers stand below each other, and a cell of None is shown as -. In
+    a terminal too narrow for its numbers it is as in a pipe, because half a number reads as another one."""
     names, texts = list(columns), [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     numbers = [all(_NUMBER.fullmatch(row[at]) for row in texts) for at in range(len(names))]
+    longest = [max((_cells(row[at]) for row in texts), default=0) for at in range(len(names))]
+    widths = [max(_cells(name), width) for name, width in zip(names, longest, strict=True)]
     file = sys.stderr if stderr else sys.stdout
     if file.isatty():
         from rich.table import Table
 
-        table = Table(box=None)
-        for name, number in zip(names, numbers, strict=True):
-            table.add_column(name, justify="right" if number else "left", overflow="fold")
-        for row in texts:
-            table.add_row(*row)
-        console(stderr=stderr).print(table)
-        return
-    lines = [names, *texts]  # rich, which wraps lines, takes a second for thousands of them
-    widths = [max(len(line[at]) for line in lines) for at in range(len(names))]
-    cells = (f"{{:{'>' if number else '<'}{width}}}" for width, number in zip(widths, numbers, strict=True))
-    form = " " + "  ".join(cells)
-    print("\n".join(form.format(*line) for line in lines), file=file)
+        terminal, table = console(stderr=stderr), Table(box=None)
+        least = [
+            max(figures, min(width, NAME_LEAST)) if number else min(width, TEXT_LEAST)
+            for width, figures, number in zip(widths, longest, numbers, strict=True)
+        ]
+        fitted = _fitted(widths, least, terminal.width - PADDING * len(names))
+        if fitted is not None:
+            for name, number, width in zip(names, numbers, fitted, strict=True):
+                table.add_column(name, justify="right" if number else "left", overflow="fold", width=width)
+            for row in texts:
+                table.add_row(*row)
+            terminal.print(table)
+            return
+    for line in (names, *texts):  # rich, which wraps lines, takes a second for thousands of them
+        padded = []
+        for cell, number, width in zip(line, numbers, widths, strict=True):
+            blank = " " * (width - _cells(cell))
+            padded.append(blank + cell if number else cell + blank)
+        print(" " + "  ".join(padded), file=file)
+
+
+def _cells(text: str) -> int:
+    """Returns how many columns of a terminal a text takes: some characters take two, others none."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _fitted(widths: Sequence[int], least: Sequence[int], room: int) -> list[int] | None:
+    """Returns the widths, the greatest ones reduced until all fit; None if the `least` ones do not."""
+    if sum(least) > room:
+        return None
+    found = [min(width, room) for width in widths]
+    for _ in range(sum(found) - room):
+        found[max((at for at in range(len(found)) if found[at] > least[at]), key=found.__getitem__)] -= 1
+    return found
 
 
 def print_csv(fields: Iterable[str], rows: Iterable[Any]) -> None:

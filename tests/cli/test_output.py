@@ -95,6 +95,31 @@ def test_numbers_stand_below_each_other() -> None:
     ]
 
 
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [100, 80, 60, 30])
+def test_a_number_is_never_broken(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Its first half, with the other one a line below, reads as a number of its own."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "dumb")  # without colours
+    names = "topic", "partition", "owner", "position", "end", "lag", "per second", "time", "oldest", "+/s"
+    row = "customer-orders", 3, "billing-7f9c4b-x2k", 18273645, 18274645, 1000, 12.5, "80 s", "125d", "+1.2M"
+    with redirect_stdout(_Terminal()) as shown:
+        output.print_table(names, [row])
+    lines = [line.rstrip() for line in shown.getvalue().splitlines()]
+    assert any(re.search(r" 3 .* 18273645 +18274645 +1000 +12\.5 +80 s +125d +\+1\.2M$", line) for line in lines), lines
+    assert columns < 80 or max(map(len, lines)) <= columns
+
+
+def test_a_column_is_as_wide_as_a_terminal_shows_it() -> None:
+    with redirect_stdout(io.StringIO()) as shown:
+        output.print_table(("group", "lag"), [("\u8ba2\u5355", 1), ("orders", 2)])
+    assert shown.getvalue().splitlines() == [" group   lag", " \u8ba2\u5355      1", " orders    2"]
+
+
 def test_a_name_moves_no_cursor() -> None:
     with redirect_stdout(io.StringIO()) as shown:
         output.print_table(["client"], [["\x1b[31mred\nline"], ["grün"]])
