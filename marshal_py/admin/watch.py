@@ -275,6 +275,8 @@ class Watch:
         for log, group in self._live():
             recreated, judged = find_recreated(group, self.observer.topics), self._judged[group.name]
             left = set(overview.gone(group, self._data.infos)) - named(group)
+            if overview.abandoned(group, self._data.infos):
+                left = set()  # without any partition nothing would wait, and nobody knows that
             tps = [tp for tp in self._tps(group) if tp.topic not in left]
             rows = tuple([health.partition_health(group, tp, data, pace, now_ms, recreated) for tp in tps])
             history = self._looking.pause_history(log, group) if group.paused else None
@@ -379,7 +381,7 @@ class Judgement(NamedTuple):
         """Returns it in words, for who knows which group it is, with what is `near`, which each tick tells anew."""
         deaths, *others = (
             [f"{one.found}; {one.advice}" for one in each if one.level != "ok"]
-            for each in (self.deaths, near, self.held_up, self.slow, self.lost)
+            for each in (self.deaths, near, self.findings[len(self.causes) :], self.held_up, self.slow, self.lost)
         )
         return tuple(text.removeprefix(f"{group!r}: ") for text in chain(deaths, map(str, self.causes), *others))
 

@@ -256,6 +256,21 @@ def test_a_topic_that_is_gone_and_that_no_consumer_names_is_not_missed(scene: Sc
     assert diagnosis.check(billing, diagnosis.Limits(lag=10)).level == level
 
 
+def test_of_a_group_that_nobody_serves_and_whose_topics_are_gone_nobody_knows_the_lag(scene: Scene) -> None:
+    """What waited there was lost or is elsewhere: a lag of 0 would say that nothing is wrong."""
+    session, _ = scene.own("billing", "billing-1", "orders", 2)
+    scene.now_ms += 60_000
+    scene.write(Leave(session), "billing")
+    scene.broker.delete_topic("orders")
+    scene.watch.refresh(whole=True)
+    (billing,) = scene.watch.groups()
+    assert (billing.lag, billing.unknown, billing.time_s) == (None, 2, None)
+    assert (billing.level, [one.name for one in billing.findings]) == ("warn", ["missing topic"])
+    assert billing.notices[0].startswith("no consumer, and the cluster does not have orders any more; ")
+    found = diagnosis.check(billing, diagnosis.Limits(lag=10))
+    assert (found.level, found.lag) == ("unknown", None)
+
+
 def test_a_topic_that_was_never_there_is_gone(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.now_ms = SystemClock().now().wall_ms
     scene.join("billing", "billing-1", "missing")

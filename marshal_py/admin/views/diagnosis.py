@@ -13,7 +13,7 @@ from shlex import quote
 from typing import Any, Final, NamedTuple
 
 from marshal_py.admin.views.group_info import Check, GroupCheck, GroupHealth, Level, PartitionHealth
-from marshal_py.admin.views.overview import SKEW_MS, positions
+from marshal_py.admin.views.overview import SKEW_MS, abandoned, positions
 from marshal_py.admin.views.recreated_topics import find_recreated
 from marshal_py.errors import first_of
 from marshal_py.protocol.fold.rationalizer import Verdict
@@ -239,14 +239,14 @@ def of_groups(
 def of_group(
     group: Group, infos: Mapping[str, TopicInfo | None], causes: Sequence[Standstill], strict: bool = True
 ) -> list[Check]:
-    """Returns a check for each of the group's `causes` (`standstills`), and for topics with fewer partitions. `strict`:
-    what stops all of the group fails."""
+    """Returns a check for each of the group's `causes` (`standstills`), then for topics that are gone or smaller.
+    `strict`: what stops all of the group fails."""
     failed = fails(group, causes) if strict else set()
     found = []
     for one in causes:
         level: Level = "fail" if one.cause in failed else "warn"
         found.append(Check(TITLES.get(one.cause, one.cause), level, f"{group.name!r}: {one.text}", one.advice))
-    return [*found, *_smaller(group, infos)]
+    return [*found, *_abandoned(group, infos), *_smaller(group, infos)]
 
 
 def _empty(name: str) -> Check:
@@ -385,6 +385,12 @@ def _why_untold(found: GroupHealth, rows: Sequence[PartitionHealth], in_cluster:
 def _orphan(group: Group, idle_ms: int) -> Check:
     found = f"{group.name!r}: no consumer and no record for {idle_ms // DAY_MS} days; {len(positions(group))} positions"
     return Check("orphaned group", "warn", found, f"marshal groups rm {quote(group.name)}, if no consumer comes back")
+
+
+def _abandoned(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:
+    if lost := abandoned(group, infos):
+        text = f"{group.name!r}: no consumer, and the cluster does not have {first_of(lost, NAMES_MAX)} any more"
+        yield Check("missing topic", "warn", text, f"marshal groups rm {quote(group.name)}, if no consumer comes back")
 
 
 def _smaller(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:

@@ -79,6 +79,12 @@ def gone(group: Group, infos: Mapping[str, TopicInfo | None]) -> list[str]:
     return [topic for topic in sorted(topics(group)) if topic in infos and infos[topic] is None]
 
 
+def abandoned(group: Group, infos: Mapping[str, TopicInfo | None]) -> list[str]:
+    """Returns the topics of a group without consumers if the cluster has none of them any more. `infos`: of `gone`."""
+    lost = gone(group, infos)
+    return lost if len(lost) == len(topics(group)) and not (group.sessions or group.deleted) else []
+
+
 def stopped(
     group: Group, recreated: Mapping[str, RecreatedTopic], ends: Mapping[TopicPartition, int]
 ) -> tuple[Standstill, ...]:
