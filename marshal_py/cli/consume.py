@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -26,7 +26,7 @@ from marshal_py.client.metrics import LOOPBACK, metrics_url, serve
 from marshal_py.client.signals import stop_on_signals
 from marshal_py.client.values import position_text
 from marshal_py.client.values.options import HEARTBEAT_INTERVAL_S, ConsumerOptions
-from marshal_py.errors import InvalidOption, TopicMissing
+from marshal_py.errors import InvalidOption, MarshalError, TopicMissing
 from marshal_py.protocol.wire.records import PRIORITY_MAX
 from marshal_py.topics.keys import SubjectKey, subject_key
 from marshal_py.transport.producer import KafkaProducer
@@ -185,6 +185,9 @@ PRODUCE_EXAMPLE: Final = output.example(
 )
 
 
+SETTLE_S: Final = 5.0  # for acknowledgements of what was read, after an error or ctrl-C: somebody waits for the prompt
+
+
 class Written(Struct, frozen=True):
     """How many messages the cluster has acknowledged."""
 
@@ -256,6 +259,12 @@ def produce(
             with closing(transport.admin()) as admin:
                 if admin.partition_count(topic) is None:
                     raise TopicMissing(topic)
+    except (MarshalError, KeyboardInterrupt) as error:
+        settled = False
+        with suppress(KeyboardInterrupt):  # the second one
+            settled = producer.settle(SETTLE_S)
+        error.add_note(f"{'' if settled else 'at least '}{producer.written} written")
+        raise
     finally:
         producer.close()
     options.print_result(Written(topic, producer.written), f"{producer.written} written")

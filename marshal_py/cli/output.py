@@ -58,10 +58,12 @@ def example(line: str) -> str:
 def error_reporting(options: Mapping[str, str], as_json: bool = False) -> Iterator[None]:
     """Turns an error of this library, or of a full disk, into one line on stderr and exit code 1; ctrl-C into 130.
 
-    `options`: by the name that an argument has in Python, the command's option for it. The line names the options.
+    `options`: by the name that an argument has in Python, the command's option for it. The line names the options, and
+    ends with the error's notes: what the command had done.
     """
 
     def failed(error: BaseException, text: str, code: int = FAILED) -> typer.Exit:
+        text = "; ".join([text, *getattr(error, "__notes__", ())])
         if as_json:
             say_failure(type(error).__name__, text, code, getattr(error, "retriable", False))
         else:

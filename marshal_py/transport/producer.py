@@ -159,6 +159,14 @@ class KafkaProducer:
             reason = self._errors.reason("no answer in time")
             raise ClusterUnreachable(self._servers, f"{left} acknowledgements", reason)
 
+    def settle(self, timeout_s: float) -> bool:
+        """Waits until each message is acknowledged or refused, and raises nothing. Returns whether all are."""
+        deadline = time.monotonic() + timeout_s
+        while left := self._producer.flush(FLUSH_SLICE_S):
+            if time.monotonic() >= deadline:
+                break
+        return not left
+
     def close(self) -> None:
         self._producer.purge()
         self._producer.flush(FLUSH_SLICE_S)

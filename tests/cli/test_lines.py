@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from marshal_py.cli.output import CommandFailed
 from marshal_py.client.marshal import connect
+from marshal_py.errors import ClusterUnreachable
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.producer import KafkaProducer
@@ -28,7 +31,7 @@ MESSAGES: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    with Broker(topics={"__marshal": 2, "binary": 1, "copy": 1, "text": 1}) as running:
+    with Broker(topics={"__marshal": 2, "binary": 1, "copy": 1, "text": 1, "ended": 1}) as running:
         sink = KafkaProducer(KafkaTransport(running.bootstrap_servers, DEADLINE_S))
         for key, value, headers in MESSAGES:
             sink.write("binary", value, key, headers)
@@ -99,6 +102,28 @@ def test_a_line_that_is_no_message_is_named(shell: Shell, line: bytes, why: str)
     assert result.exit_code == 1
     assert "line 1 is no JSON object as `marshal consume --json` prints it" in result.stderr
     assert why in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (KeyboardInterrupt(), 130, "marshal: interrupted; 3 written"),
+        (ClusterUnreachable("b:9092", "an answer", "cut"), 1, "cut; 3 written"),
+        (CommandFailed("line 4: no; the lines before it are written"), 1, "are written; 3 written"),
+    ],
+)
+def test_produce_says_how_much_it_has_written_before_its_end(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, says: str
+) -> None:
+    """So that whoever goes on knows with which line."""
+
+    def lines(*_: object) -> Iterator[tuple[None, bytes, list[Any]]]:
+        yield from [(None, b"x", [])] * 3
+        raise error
+
+    monkeypatch.setattr("marshal_py.cli.consume._lines", lines)
+    result = shell.run("produce", "ended")
+    assert (result.exit_code, result.stderr.strip().endswith(says)) == (code, True), result.stderr
 
 
 @pytest.mark.parametrize("command", [["groups", "ls"], ["doctor"], ["produce", "copy"], ["check", "nobody"]])
