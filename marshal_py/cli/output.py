@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -100,14 +101,29 @@ def check_free(path: Path, force: bool) -> None:
 
 @contextmanager
 def opened(path: Path, force: bool) -> Iterator[BinaryIO]:
-    """Opens a file for a result. Raises CommandFailed if it cannot, or if the file is there and nobody said --force."""
+    """Opens a file for a result. Raises CommandFailed if it cannot, or if the file is there and nobody said --force.
+    The file is there, or replaced, once the result is whole; meanwhile its name ends with .part."""
     check_free(path, force)
+    direct = path.exists() and not path.is_file()  # as a pipe or a device
+    whole = path.resolve()  # what a link leads to
+    part = path if direct else whole.with_name(whole.name + ".part")
     try:
-        file = path.open("wb")
+        file = part.open("wb")
     except OSError as error:
         raise CommandFailed(f"{str(path)!r} cannot be written: {error.strerror}") from error
-    with file:
-        yield file
+    if direct:
+        with file:
+            yield file
+        return
+    try:
+        with file:
+            yield file
+        if whole.exists():
+            part.chmod(stat.S_IMODE(whole.stat().st_mode))
+        part.replace(whole)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def close_stdout() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 import signal
 import sys
@@ -176,3 +177,37 @@ def test_an_interrupt_that_is_lost_is_known_all_the_same() -> None:
             assert interrupted()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _write(path: Path, error: BaseException | None = None) -> None:
+    with output.opened(path, force=True) as file:
+        file.write(b"new")
+        file.flush()
+        if error is not None:
+            raise error
+
+
+def test_a_file_is_replaced_once_the_result_is_whole(tmp_path: Path) -> None:
+    path, link = tmp_path / "a.dump", tmp_path / "link"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    link.symlink_to(path)
+    with pytest.raises(KeyboardInterrupt):
+        _write(link, KeyboardInterrupt())
+    assert (path.read_bytes(), sorted(tmp_path.iterdir())) == (b"old", [path, link])
+    _write(link)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777, link.is_symlink()) == (b"new", 0o600, True)
+    assert sorted(tmp_path.iterdir()) == [path, link]
+
+
+def test_a_pipe_is_written_as_it_is() -> None:
+    reading, writing = os.pipe()
+    _write(Path(f"/dev/fd/{writing}"))
+    os.close(writing)
+    with open(reading, "rb") as read:
+        assert read.read() == b"new"
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(output.CommandFailed, match=r"a\.dump' cannot be written: No such file"):
+        _write(tmp_path / "missing" / "a.dump")
