@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from marshal_py.protocol.wire.codec import SigningKey
 
 LOGS_NAMED: Final = 5  # how many logs a line names
+NO_PERIOD: Final = "--since names no time before the end (--until, or now)"
+SECONDS_MAX: Final = 1_000_000  # some 11 days: librdkafka counts ms in 32 bits
 _PARAMETER: Final = "options"
 
 
@@ -48,6 +50,13 @@ def check_time(text: str | None) -> str | None:
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is no time like 2026-01-31T12:00:00Z, 14:05 or -5m") from error
     return text
+
+
+def check_seconds(seconds: float | None) -> float | None:
+    """Returns the value of a SECONDS option unchanged. One that is no number, or too large, ends in exit code 2."""
+    if seconds is not None and not seconds <= SECONDS_MAX:
+        raise typer.BadParameter(f"{seconds:g} is not in the range x<={SECONDS_MAX:,}")
+    return seconds
 
 
 def iso_time(text: str | None) -> str | None:
@@ -93,7 +102,14 @@ CoordinationTopic = Annotated[
     ),
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for an answer of the cluster.")
+    float,
+    typer.Option(
+        "--timeout",
+        min=0.1,
+        metavar="SECONDS",
+        callback=check_seconds,
+        help="How long to wait for an answer of the cluster.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")]
@@ -204,6 +220,13 @@ class ReadOptions(CommonOptions):
     def moment(self, text: str | None) -> int | None:
         """Returns the ms since 1970 that a TIME option names. Raises ValueError."""
         return None if text is None else moment_of(text, self.now_ms())
+
+    def period(self, since: str | None, until: str | None) -> tuple[int | None, int | None]:
+        """Returns the moments of --since and --until. If none lies between them the command ends with exit code 2."""
+        since_ms, until_ms = self.moment(since), self.moment(until)
+        if since_ms is not None and until_ms is not None and since_ms > until_ms:
+            raise typer.BadParameter(NO_PERIOD)
+        return since_ms, until_ms
 
     @contextmanager
     def watch(self, group: str | None, shows: Shows = "groups", believes: bool = False) -> Iterator[Watch]:
@@ -316,6 +339,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             if shared is None:
                 function(**given)
                 return
+            _check_text(given)
             with closing(shared(**{name: given.pop(name) for name in names})) as options:
                 function(**given, **{_PARAMETER: options})
 
@@ -323,6 +347,17 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads the options from it
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _check_text(given: Mapping[str, Any]) -> None:
+    """Ends a command with exit code 2 if a text that it was given is no UTF-8. A path may be anything."""
+    for each in given.values():
+        for text in each if isinstance(each, list) else [each]:
+            if isinstance(text, str) and not text.isascii():
+                try:
+                    text.encode()
+                except UnicodeEncodeError:
+                    raise typer.BadParameter(f"{text!a} is not in UTF-8") from None
 
 
 def _flag(parameter: inspect.Parameter) -> str | None:

@@ -13,14 +13,20 @@ from typing import Annotated, Final
 import typer
 
 from marshal_py.cli import output
-from marshal_py.cli.options import ReadOptions
+from marshal_py.cli.options import ReadOptions, check_seconds
 from marshal_py.errors import MarshalError
 
 LEAST_S: Final = 0.1
 
 Every = Annotated[
     float | None,
-    typer.Option("--watch", metavar="SECONDS", min=LEAST_S, help="Show it again each time so many seconds are over."),
+    typer.Option(
+        "--watch",
+        metavar="SECONDS",
+        min=LEAST_S,
+        callback=check_seconds,
+        help="Show it again each time so many seconds are over.",
+    ),
 ]
 
 
@@ -82,6 +88,7 @@ def _in_terminal(print_all: Callable[[], None], every_s: float, interrupted: Cal
     next_s = made_s + every_s
     with Terminal(output.console()) as terminal:
         while not interrupted():
+            top = scrolled(top, "", len(lines), terminal.size()[1] - 1)  # the page may be shorter than the last one
             terminal.draw([Text(f"{head}  every {every_s:g} s; q quits", style="reverse"), *lines[top:]])
             for key in terminal.keys(max(0.0, next_s - time.monotonic())):
                 if key == "q":

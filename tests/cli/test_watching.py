@@ -10,11 +10,14 @@ import subprocess
 import termios
 import time
 from collections.abc import Iterator
+from itertools import chain, repeat
+from typing import ClassVar
 
 import pytest
+from rich.text import Text
 
 from marshal_py.cli.terminal import keys_of, scrolled
-from marshal_py.cli.watching import _repeat
+from marshal_py.cli.watching import _in_terminal, _repeat
 from marshal_py.errors import ClusterUnreachable
 from tests.cli.shell import DEADLINE_S, MODULE, REPOSITORY, Shell
 from tests.support.terminal import CTRL_C, CTRL_Z, Terminal
@@ -54,6 +57,35 @@ def test_keys(text: str, keys: list[str], rest: str) -> None:
 def test_scrolling_stays_within_the_text() -> None:
     assert [scrolled(0, key, 30, 10) for key in ("up", "j", "page down", "end", "x")] == [0, 1, 9, 20, 0]
     assert [scrolled(5, key, 8, 10) for key in ("down", "home")] == [0, 0]
+
+
+class _Screen:
+    """A terminal of ten lines, at whose end somebody is, and the pictures that it was given."""
+
+    drawn: ClassVar[list[list[str]]] = []
+
+    def __init__(self, _console: object) -> None: ...
+
+    def __enter__(self) -> _Screen:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def size(self) -> tuple[int, int]:
+        return 80, 10
+
+    def draw(self, lines: list[Text]) -> None:
+        self.drawn.append([line.plain for line in lines[1:]])
+
+    def keys(self, _wait_s: float) -> list[str]:
+        return ["end"] if len(self.drawn) == 1 else []
+
+
+def test_a_page_that_has_become_shorter_is_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = chain([500], repeat(40))
+    monkeypatch.setattr("marshal_py.cli.terminal.Terminal", _Screen)
+    _in_terminal(lambda: print("\n".join(map(str, range(next(lengths))))), 0.0, lambda: len(_Screen.drawn) == 2)
+    assert _Screen.drawn[1] == [str(number) for number in range(31, 40)]
 
 
 def test_a_terminal(terminal: Terminal, billing: str) -> None:
