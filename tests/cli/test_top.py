@@ -5,24 +5,26 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from marshal_py.admin.views.group_info import Check, PauseInfo
-from marshal_py.cli.options import CommonOptions
+from marshal_py.cli.options import CommonOptions, ReadOptions
 from marshal_py.cli.terminal import cut
-from marshal_py.cli.top import picture
+from marshal_py.cli.top import _Top, picture
 from marshal_py.cli.top.picture import Frame, Order, Rows, Screen, Size, Trends, press, wrapped
 from marshal_py.cli.top.source import Seen, Source
 from marshal_py.client.marshal import connect
+from marshal_py.errors import ClusterUnreachable
 from marshal_py.log.observer import Observer
 from marshal_py.protocol.wire.identity import TopicPartition
 from marshal_py.protocol.wire.records import Heartbeat, Leave
 from marshal_py.transport.clock import SystemClock
-from tests.cli.shell import MODULE, Shell, wait_until
+from tests.cli.shell import DEADLINE_S, MODULE, Shell, wait_until
 from tests.support.healths import health, member, partition
 from tests.support.terminal import CTRL_C, CTRL_Z, Terminal
 from tests.support.written_log import WrittenLog
@@ -384,6 +386,47 @@ def test_the_past_says_what_waited(left: bool) -> None:
     word = "no consumer" if left else "hangs"
     assert (billing.lag, billing.sessions, picture.word(billing)) == (7, int(not left), word)
     assert ("7 messages wait" in picture.why(billing)) == left
+
+
+class _Woken:
+    """A terminal of which nothing is wanted but that it is woken."""
+
+    def wake(self) -> None: ...
+
+
+def test_an_explanation_is_that_of_the_partition_chosen_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that comes late is of another question. An error is an answer, too."""
+    late, answered = threading.Event(), threading.Event()
+
+    def sentences(_options: Any, _group: str, tp: TopicPartition, _at_ms: int | None) -> list[str]:
+        if tp.partition == 2:
+            raise ClusterUnreachable("b:9092", "an answer", "cut")
+        if tp.partition == 0:
+            assert late.wait(DEADLINE_S)
+        return [f"{tp} explained"]
+
+    def wake(_terminal: _Woken) -> None:
+        answered.set()
+
+    monkeypatch.setattr("marshal_py.cli.explain.sentences", sentences)
+    monkeypatch.setattr(_Woken, "wake", wake)
+    source = Source(WrittenLog(NOW_MS).observer, None, NOW_MS)
+    top = _Top(ReadOptions(), source, cast(Any, _Woken()), 1.0, False, None)
+
+    def explain(partition: int) -> None:
+        answered.clear()
+        top._obey(Order("explain", "billing", TopicPartition("orders", partition)), BEGIN)
+
+    explain(0)
+    explain(1)
+    assert answered.wait(DEADLINE_S)
+    answered.clear()
+    late.set()
+    assert answered.wait(DEADLINE_S)
+    assert top._rows().lines == ["orders:1 explained"]
+    explain(2)
+    assert answered.wait(DEADLINE_S)
+    assert "cut" in top._rows().lines[0]
 
 
 def test_the_log_of_the_library_stays_off_the_screen() -> None:

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from marshal_py.cli import explain, output
 from marshal_py.cli.documents import Time, prints, time_of
-from marshal_py.cli.options import ReadOptions, check_time, command, require_group
+from marshal_py.cli.options import ReadOptions, check_seconds, check_time, command, require_group
 from marshal_py.cli.terminal import Terminal
 from marshal_py.cli.top import picture
 from marshal_py.cli.top.picture import Frame, GroupTrend, Order, Rows, Screen, Size
@@ -49,7 +49,9 @@ def top(
         str | None, typer.Argument(metavar="GROUP", help="Begin with this one; none of the others.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print one picture as a table, as --json does as JSON.")] = False,
-    interval: Annotated[float, typer.Option(metavar="SECONDS", min=LEAST_S, help="Between two pictures.")] = 1.0,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=LEAST_S, callback=check_seconds, help="Between two pictures.")
+    ] = 1.0,
     write: Annotated[
         bool, typer.Option("--write", help="Let p, r and d pause a group, end its pause, step an owner down.")
     ] = False,
@@ -171,7 +173,7 @@ class _Top:
             problem = "the cluster does not answer"
         stale = f"stale since {f'{time_of(self._seen.as_of_ms)}'[11:19]}: {problem}" if problem else ""
         frame = Frame(seen.as_of_ms, stale, self._note)
-        now = screen, size, frame, id(seen), id(self._lines)
+        now = screen, size, frame, id(seen), tuple(self._lines)
         if now != self._drawn:
             self._drawn = now
             self._terminal.draw(picture.draw(screen, self._rows(), frame, size))
@@ -197,8 +199,17 @@ class _Top:
 
     def _explain(self, order: Order, at_ms: int | None) -> None:
         assert order.tp is not None
-        tp, self._lines = order.tp, ["reading the log..."]
-        self._begin(lambda: self._set_lines(explain.sentences(self._options, order.group, tp, at_ms)))
+        tp, lines = order.tp, ["reading the log..."]
+        self._lines = lines  # of this question: the answer to an older one, which comes later, nobody sees
+
+        def answer() -> None:
+            try:
+                lines[:] = explain.sentences(self._options, order.group, tp, at_ms)
+            except MarshalError as error:
+                lines[:] = [" ".join(str(error).split())]
+            self._terminal.wake()
+
+        self._begin(answer)
 
     def _begin(self, work: Callable[[], None]) -> threading.Thread:
         def run() -> None:
@@ -213,8 +224,4 @@ class _Top:
 
     def _set_note(self, text: str) -> None:
         self._note = " ".join(text.split())
-        self._terminal.wake()
-
-    def _set_lines(self, lines: list[str]) -> None:
-        self._lines = lines
         self._terminal.wake()
