@@ -8,6 +8,7 @@ Exit codes: 0 done, 1 refused or failed with a one-line reason on stderr, 2 if t
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ _EXTRA: Final = frozenset({"typer", "rich"})  # what the extra `cli` brings
 
 def main() -> None:
     """Runs the command line. Of the script `marshal`, marshal_command is the entry point."""
+    _open_streams()
     if sys.argv[1:2] == ["run"]:
         from marshal_py.last_will import connecting  # no other command needs it
 
@@ -42,3 +44,11 @@ def main() -> None:
     for number in interrupted:  # a tool gives up in order, as by ctrl-C (M9)
         signal.signal(number, signal.default_int_handler)
     app(prog_name="marshal")
+
+
+def _open_streams() -> None:
+    """Has nothing to read, and drops what is written, where the shell has closed stdin, stdout or stderr (`>&-`). A
+    connection to the cluster would get the number of such a stream."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))

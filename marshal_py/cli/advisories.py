@@ -69,7 +69,7 @@ def advisories(
                 if until_ms is None or one.time_ms <= until_ms:
                     yield one
 
-        since_ms, until_ms = options.moment(since), options.moment(until)
+        since_ms, until_ms = options.period(since, until)
         found = observer.newest(group, told, count, since_ms)
         require_group(observer, group, follow and options.dump is None)
         say_where_it_begins(observer)

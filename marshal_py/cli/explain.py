@@ -179,7 +179,7 @@ def _find(
 
 def _explain(options: ReadTableOptions, group: str, partition: str, cut: Cut, begin: Cut, count: int) -> None:
     topic, colon, number = partition.rpartition(":")
-    if not colon or not number.isdigit():
+    if not colon or not number.isdecimal():
         raise typer.BadParameter(f"{partition!r} is not TOPIC:PARTITION")
     tp = TopicPartition(topic, int(number))
     found, began_at, way_back = _find(options, group, tp, cut, begin, count)

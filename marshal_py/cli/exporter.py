@@ -15,7 +15,7 @@ from marshal_py.admin.exporter import GroupsExporter
 from marshal_py.admin.watch import Watch
 from marshal_py.cli import output
 from marshal_py.cli.documents import prints
-from marshal_py.cli.options import CommonOptions, command
+from marshal_py.cli.options import CommonOptions, check_seconds, command
 from marshal_py.client.metrics import LOOPBACK, metrics_url
 
 LATE_S: Final = 5.0  # more than two refreshes: longer than one of 500 groups takes
@@ -61,7 +61,9 @@ def exporter(
     cluster_name: Annotated[
         str, typer.Option(metavar="NAME", help="The label cluster_name, which kafka-lag-exporter's names have.")
     ] = "kafka",
-    refresh: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often it reads what is new.")] = 5.0,
+    refresh: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", callback=check_seconds, help="How often it reads what is new.")
+    ] = 5.0,
 ) -> None:
     """Serve metrics of all groups, from the log, until ctrl-C. Joins no group and writes nothing.
 

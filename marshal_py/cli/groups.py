@@ -174,7 +174,7 @@ class UpdateOptions(SettingOptions, changes.PauseOptions):
         if self.shrink is None:
             return None
         topic, equals, number = self.shrink.rpartition("=")
-        if not equals or not number.isdigit() or not int(number):
+        if not equals or not number.isdecimal() or not int(number):
             raise typer.BadParameter(
                 f"--shrink {self.shrink!r}: expected TOPIC=PARTITIONS, 1 at least; a group keeps its topics"
             )

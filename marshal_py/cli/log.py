@@ -135,7 +135,7 @@ def tail(
     with output.until_interrupted(follow) as interrupted, options.observer() as observer:
         if observer.root is None:
             output.say(NOBODY)
-        since_ms, until_ms = options.moment(since), options.moment(until)
+        since_ms, until_ms = options.period(since, until)
         span_ms = range(since_ms or -1, sys.maxsize if until_ms is None else until_ms + 1)
 
         def told(_world: World, records: Iterator[Judged]) -> Iterator[Judged]:

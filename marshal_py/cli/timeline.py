@@ -11,7 +11,17 @@ from msgspec import Struct
 
 from marshal_py.cli import changes, output
 from marshal_py.cli.documents import Time, prints, time_of
-from marshal_py.cli.options import NOBODY, CommonOptions, Force, ReadOptions, Since, Until, command, require_group
+from marshal_py.cli.options import (
+    NO_PERIOD,
+    NOBODY,
+    CommonOptions,
+    Force,
+    ReadOptions,
+    Since,
+    Until,
+    command,
+    require_group,
+)
 from marshal_py.client.values.position_text import moment_of
 from marshal_py.history.picture import Picture, page
 from marshal_py.log.observer import Observer
@@ -91,5 +101,5 @@ def period_in(options: ReadOptions, observer: Observer, since: str | None, until
     usual_from_ms = to_ms - HOUR_MS if options.dump is None else 0
     from_ms = usual_from_ms if since is None else moment_of(since, now_ms)
     if from_ms >= to_ms:
-        raise typer.BadParameter("--since names no time before the end (--until, or now)")
+        raise typer.BadParameter(NO_PERIOD)
     return Period(from_ms, to_ms, until is not None)

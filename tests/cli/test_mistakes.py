@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 
 from marshal_py.client.marshal import connect
 from marshal_py.transport.embedded import Broker
-from tests.cli.shell import DEADLINE_S, Shell, wait_until
+from tests.cli.shell import DEADLINE_S, MODULE, REPOSITORY, Shell, wait_until
 
 GROUP = [
     ("state", "biling"),
@@ -145,6 +147,44 @@ def test_a_time_is_written_as_iso_text_or_as_ago(shell: Shell) -> None:
         assert shell.run("advisories", "billing", "--since", ago).stdout.strip()
     for command in (("advisories", "billing", "--since", "1h"), ("explain", "billing", "orders:0", "--at", "1h")):
         assert "-5m" in shell.run(*command).stderr
+
+
+@pytest.mark.parametrize("command", [("log", "tail"), ("advisories",), ("timeline", "billing")])
+def test_a_period_ends_after_its_begin(shell: Shell, command: tuple[str, ...]) -> None:
+    result = shell.run(*command, "--since", "2026-01-02", "--until", "2026-01-01")
+    assert (result.exit_code, "--since names no time before the end" in result.stderr) == (2, True), result.output
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("groups", "ls", "--timeout", "nan"), "'--timeout': nan is not in the range"),
+        (("state", "--watch", "1e300"), "'--watch': 1e+300 is not in the range"),
+        (("top", "--interval", "inf"), "'--interval': inf is not in the range"),
+        (("exporter", "--refresh", "nan"), "'--refresh': nan is not in the range"),
+        (("explain", "billing", "orders:\u00b2"), "is not TOPIC:PARTITION"),
+        (("groups", "update", "billing", "--shrink", "orders=\u00b2"), "expected TOPIC=PARTITIONS"),
+        (("explain", "\udcff", "orders:0"), "'\\udcff' is not in UTF-8"),
+        (("produce", "orders", "--header", "a=\udcff"), "'a=\\udcff' is not in UTF-8"),
+    ],
+)
+def test_what_is_no_number_and_no_text_is_named(shell: Shell, command: tuple[str, ...], says: str) -> None:
+    result = shell.run(*command)
+    assert (result.exit_code, says in result.stderr) == (2, True), result.output
+
+
+def test_a_partition_is_a_number_of_digits(shell: Shell) -> None:
+    command = "set-position", "billing", "orders:\u00b2", "--to", "earliest", "--yes"
+    assert "has never consumed topic 'orders:\u00b2'" in refused(shell, *command)
+
+
+@pytest.mark.parametrize(
+    ("closed", "command"), [("<&-", "produce orders"), (">&-", "groups ls"), ("2>&-", "groups ls"), ("<&-", "state")]
+)
+def test_a_stream_that_the_shell_has_closed_is_empty(shell: Shell, closed: str, command: str) -> None:
+    line = f"{shlex.join(MODULE)} {command} {closed}"
+    done = subprocess.run(line, shell=True, env=shell.environment(), capture_output=True, text=True, cwd=REPOSITORY)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_offset_beyond_the_log_is_refused(shell: Shell) -> None:

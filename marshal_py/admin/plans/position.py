@@ -385,7 +385,7 @@ class PositionResolver:
                 found.append(one)
                 continue
             topic, colon, number = one.rpartition(":")
-            if colon and number.isdigit():
+            if colon and number.isdecimal():
                 found.append(TopicPartition(topic, int(number)))
             elif table:
                 found += [tp for tp in table if tp.topic == one]
