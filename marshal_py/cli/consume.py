@@ -247,7 +247,7 @@ def produce(
     headers = [_header(text) for text in header or []]
     transport = options.transport()
     producer = KafkaProducer(transport)
-    try:
+    with _counted(producer):
         try:
             for key, value, own in _messages(key_separator, from_json, key_of):
                 producer.write(topic, value, key, [*headers, *own], partition)
@@ -259,6 +259,14 @@ def produce(
             with closing(transport.admin()) as admin:
                 if admin.partition_count(topic) is None:
                     raise TopicMissing(topic)
+    options.print_result(Written(topic, producer.written), f"{producer.written} written")
+
+
+@contextmanager
+def _counted(producer: KafkaProducer) -> Iterator[None]:
+    """Adds to an error, and to ctrl-C, how many messages are written, and closes the producer."""
+    try:
+        yield
     except (MarshalError, KeyboardInterrupt) as error:
         settled = False
         with suppress(KeyboardInterrupt):  # the second one
@@ -267,7 +275,6 @@ def produce(
         raise
     finally:
         producer.close()
-    options.print_result(Written(topic, producer.written), f"{producer.written} written")
 
 
 def _header(text: str) -> tuple[str, bytes]:
