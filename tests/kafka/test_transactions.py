@@ -41,7 +41,9 @@ def at_end(consumer: Consumer, tp: TopicPartition) -> bool:
     """Whether position, lag and the offset committed in Kafka say that nothing is left."""
     assert not consumer.fetch(1, expires_s=0.1)
     (end,) = consumer._context.admin.bounds([tp]).values()
-    claim = consumer.cached_info().claims[tp]
+    claim = consumer.cached_info().claims.get(tp)
+    if claim is None:
+        return False  # not claimed yet
     known = consumer._context.admin.committed(consumer.cached_info().group, [tp]).get(tp)
     return (claim.position, claim.lag, known) == (end.end, 0, end.end)
 
