@@ -301,7 +301,8 @@ def _exporter(environment: BenchEnvironment, log: str, tiny: bool) -> tuple[Any,
             with urllib.request.urlopen(page) as answer:
                 found = answer.read()
             took.append((time.monotonic() - began) * 1000)
-            return b"marshal_group_lag{" in gzip.decompress(found)
+            packed = answer.headers["Content-Encoding"] == "gzip"  # not before the first refresh
+            return b"marshal_group_lag{" in (gzip.decompress(found) if packed else found)
         return False
 
     def scrape() -> None:
