@@ -632,7 +632,7 @@ class Processing(Generic[K_co, V_co]):
         finally:
             with self._lock:
                 self._taking = False
-                if not self.batch_due_s():
+                if self.batch_due_s() < IDLE_S:  # so long a worker waits that looked meanwhile
                     self.changed.notify()
 
     def _take_batch(self) -> list[Message[K_co, V_co]]:

@@ -45,8 +45,7 @@ class ConsumerInfo(Struct, frozen=True):
     (policy `overflow`). `lag`: messages from the positions of its claims to the ends of the partitions. It is -1 while
     the cluster does not have one of its topics, or the end of one of the partitions is not known yet, and while it owns
     nothing and partitions of its topics are parked, that is, closed to all members until an admin has looked at them.
-    `grants_dropped`: as in
-    ConsumerMetrics (metrics.py).
+    `grants_dropped`: as in ConsumerMetrics (metrics.py).
 
     `pending_messages`: of a running `consume`, messages that were asked for and not delivered; with `max_bytes` only
     those that have come. `pending_bytes`: the same in bytes; 0 unless `max_bytes` was given. What is buffered of a
