@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Batches, Consumer, Message, Reject, Retry
+from marshal_py.client.process import processing
 from marshal_py.client.process.process import AsyncProcess
 from marshal_py.client.process.processing import BATCH_WAIT_S_MAX, Processing
 from marshal_py.errors import InvalidOption
@@ -162,6 +163,38 @@ def test_a_list_is_due_for_the_worker_that_takes_it(memory: MemoryTestCluster, m
         assert (work.stats().working, work.stats().waiting) == (5, 3)
         hold.set()
         assert work.drain()
+
+
+def test_a_worker_that_looks_while_another_one_takes_a_list_looks_again(
+    memory: MemoryTestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not sleep as if nothing were there: what is left of the messages is due soon."""
+    topic, hold, looked = fill(memory, 7, keys=7), threading.Event(), threading.Event()
+    take, due_s = Processing._take_batch, Processing.batch_due_s
+
+    def look(self: Processing[Any, Any]) -> float:
+        if self._taking:
+            looked.set()
+        return due_s(self)
+
+    def slowly(self: Processing[Any, Any]) -> list[Message]:
+        if not looked.is_set():
+            until(looked.is_set, "the other worker has looked")
+        return take(self)
+
+    monkeypatch.setattr(processing, "IDLE_S", 3_600.0)
+    monkeypatch.setattr(Processing, "batch_due_s", look)
+    monkeypatch.setattr(Processing, "_take_batch", slowly)
+    lists = Lists(lambda messages: hold.wait(DEADLINE_S) and None if len(messages) == 5 else None)
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        consumer.process(lists, workers=2, batch=Batches(5, wait_s=0.05)) as work,
+    ):
+        memory.put(topic, 0, b"", b"another")  # so that the second worker wakes up
+        until(lambda: sum(map(len, lists.lists)) == 8, "the rest is handled while the first list is in work")
+        hold.set()
+        until(lambda: work.stats().finished == 8, "all are handled")
 
 
 @pytest.mark.parametrize("count", [3, 5])
